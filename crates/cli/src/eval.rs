@@ -1,0 +1,60 @@
+//! `starling eval`: how good a trained model is.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use starling_corpus::{DataConfig, SourceConfig, Split};
+use starling_model::checkpoint::Checkpoint;
+
+use crate::run_folder::checkpoint_at;
+use crate::session::Session;
+
+/// Loss, perplexity and bits per byte on held-out text
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  starling eval runs/quickstart\n  starling eval runs/my --text other.txt"
+)]
+pub struct Arguments {
+    /// A run's folder, or one of its checkpoints
+    path: PathBuf,
+    /// Evaluate on all of this text instead of the run's own held-out documents
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// Windows at the most; 0 means all
+    #[arg(long, default_value_t = 0)]
+    windows: u64,
+    /// Threads; 0 means one for every core
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+}
+
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let path = checkpoint_at(&arguments.path)?;
+    let checkpoint = Checkpoint::open(&path)?;
+    let mut run = checkpoint.manifest.run.clone();
+    run.train.threads = arguments.threads;
+    let scratch = tempfile::tempdir().context("cannot make a temporary folder")?;
+    if let Some(text) = &arguments.text {
+        let text = std::path::absolute(text)?;
+        let source = SourceConfig { path: text, weight: 1.0, split: Split::default() };
+        // Everything is held out: nothing of this text is trained on.
+        run.data = DataConfig {
+            sources: vec![source],
+            held_out: 1.0,
+            document_mask: run.data.document_mask,
+            ..Default::default()
+        };
+    }
+    let mut session = Session::open(run, scratch.path())?;
+    checkpoint.restore(session.reference.stages_mut())?;
+    let (loss, bits) = session
+        .held_out(arguments.windows)?
+        .context("the run holds no documents out (data.held_out = 0); name a text with --text")?;
+    println!("{}, step {}", path.display(), checkpoint.manifest.step);
+    println!("  tokens         {}", loss.tokens);
+    println!("  loss           {:.4} nats per token", loss.mean());
+    println!("  perplexity     {:.3}", loss.mean().exp());
+    println!("  bits per byte  {bits:.4}");
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,96 @@
+//! `starling generate`: lets a trained model write.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use starling_model::checkpoint::Checkpoint;
+use starling_model::generate::{Choice, generate};
+use starling_model::reference::stages;
+
+use crate::run_folder::checkpoint_at;
+
+/// Let a trained model write
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  starling generate runs/quickstart\n  starling generate runs/my --prompt 'Once upon' --tokens 300 --temperature 0.7"
+)]
+pub struct Arguments {
+    /// A run's folder, or one of its checkpoints
+    path: PathBuf,
+    /// What the text begins with
+    #[arg(long, default_value = "")]
+    prompt: String,
+    /// Tokens at the most
+    #[arg(long, default_value_t = 200)]
+    tokens: usize,
+    /// 0 always takes the likeliest token; 1 draws as the model predicts
+    #[arg(long, default_value_t = Choice::default().temperature)]
+    temperature: f64,
+    /// Draw from so many of the likeliest tokens; 0 means all
+    #[arg(long, default_value_t = 0)]
+    top_k: usize,
+    /// Seed of the draws
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Threads; 0 means one for every core
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+}
+
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let checkpoint = Checkpoint::open(&checkpoint_at(&arguments.path)?)?;
+    let manifest = &checkpoint.manifest;
+    let mut train = manifest.run.train.clone();
+    train.threads = arguments.threads;
+    let architecture = manifest.run.model.architecture(manifest.definition.vocabulary);
+    let mut stages = stages(&architecture, manifest.run.optimiser.rule(), &train, manifest.run.seed)?;
+    checkpoint.restore(&mut stages)?;
+
+    let tokeniser = &manifest.tokeniser;
+    let end = tokeniser.end_of_text();
+    let mut tokens = vec![end];
+    tokens.extend(tokeniser.encode(&arguments.prompt).context("the model does not know the prompt's words")?);
+    let Arguments { temperature, top_k, seed, .. } = *arguments;
+    let mut shown = Shown::new(tokeniser, &tokens[1..])?;
+    generate(
+        &stages,
+        architecture.context,
+        tokens,
+        arguments.tokens,
+        Choice { temperature, top_k, seed },
+        Some(end),
+        |token| shown.see(token),
+    )?;
+    println!();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Text as it comes: shown as far as its last character is whole.
+struct Shown<'a> {
+    tokeniser: &'a starling_corpus::Tokeniser,
+    tokens: Vec<u32>,
+    bytes: usize,
+}
+
+impl<'a> Shown<'a> {
+    fn new(tokeniser: &'a starling_corpus::Tokeniser, prompt: &[u32]) -> Result<Shown<'a>> {
+        let text = tokeniser.decode(prompt);
+        print!("{text}");
+        std::io::stdout().flush()?;
+        Ok(Shown { tokeniser, tokens: prompt.to_vec(), bytes: text.len() })
+    }
+
+    fn see(&mut self, token: u32) {
+        self.tokens.push(token);
+        let text = self.tokeniser.decode(&self.tokens);
+        // A character that is not whole yet ends the text as U+FFFD, and may still change.
+        let whole = text.trim_end_matches('\u{FFFD}').len();
+        if whole > self.bytes {
+            print!("{}", &text[self.bytes..whole]);
+            let _ = std::io::stdout().flush(); // A closed pipe shows at the next print.
+            self.bytes = whole;
+        }
+    }
+}

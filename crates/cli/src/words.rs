@@ -1,0 +1,47 @@
+//! Numbers as people read them.
+
+use std::time::Duration;
+
+/// 1234567 → "1.23 M".
+pub fn count(value: f64) -> String {
+    let (scaled, unit) = match value {
+        v if v >= 1e9 => (v / 1e9, " G"),
+        v if v >= 1e6 => (v / 1e6, " M"),
+        v if v >= 1e3 => (v / 1e3, " k"),
+        v => return format!("{v:.0}"),
+    };
+    let digits = if scaled >= 100.0 {
+        0
+    } else if scaled >= 10.0 {
+        1
+    } else {
+        2
+    };
+    format!("{scaled:.digits$}{unit}")
+}
+
+/// 3725 s → "1 h 02 min".
+pub fn time(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {:02} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {:02} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_keep_three_digits() {
+        assert_eq!(count(999.4), "999");
+        assert_eq!(count(1234.0), "1.23 k");
+        assert_eq!(count(123_456.0), "123 k");
+        assert_eq!(count(12_345_678.0), "12.3 M");
+        assert_eq!(time(Duration::from_secs(59)), "59 s");
+        assert_eq!(time(Duration::from_secs(61)), "1 min 01 s");
+        assert_eq!(time(Duration::from_secs(3725)), "1 h 02 min");
+    }
+}

@@ -1,0 +1,229 @@
+//! The `[data]` section of a run file: what it may say, and what is wrong with what it says.
+
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::mixture;
+use crate::synthetic::SyntheticConfig;
+use crate::text::Split;
+
+/// What the run is trained on: either `synthetic` or `sources`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct DataConfig {
+    /// Train on generated languages; needs no files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub synthetic: Option<SyntheticConfig>,
+    /// Train on these files, mixed by weight.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<SourceConfig>,
+    /// The fraction of documents that is kept out of training and used to judge the model.
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub held_out: f64,
+    /// Whether attention and positions start anew at every document's start.
+    pub document_mask: bool,
+}
+
+impl Default for DataConfig {
+    fn default() -> DataConfig {
+        DataConfig { synthetic: None, sources: Vec::new(), held_out: 0.05, document_mask: false }
+    }
+}
+
+/// One file of a mixture.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SourceConfig {
+    /// A plain-text file (`.txt`) or a token shard (`.shard`); relative to the run file.
+    pub path: PathBuf,
+    /// How often this source is drawn, relative to the others.
+    #[serde(default = "one")]
+    #[schemars(range(min = 0.0))]
+    pub weight: f64,
+    /// What ends a document in a text file. A shard has its documents already.
+    #[serde(default)]
+    pub split: Split,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+/// Something in a run file that cannot be meant: where, what, and how to mend it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The place in the run file, as `data.sources[0].weight`.
+    pub key: String,
+    /// What is wrong.
+    pub message: String,
+    /// What to write instead.
+    pub remedy: String,
+}
+
+impl Problem {
+    /// A problem with what stands at `key`.
+    pub fn new(key: impl Into<String>, message: impl Into<String>, remedy: impl Into<String>) -> Problem {
+        Problem { key: key.into(), message: message.into(), remedy: remedy.into() }
+    }
+}
+
+impl std::fmt::Display for Problem {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "{}: {}; {}", self.key, self.message, self.remedy)
+    }
+}
+
+impl DataConfig {
+    /// Everything that is wrong with the section, without touching a file; empty if it can be used.
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        match (&self.synthetic, self.sources.is_empty()) {
+            (None, true) => problems.push(Problem::new(
+                "data",
+                "there is nothing to train on",
+                "add [data.synthetic], or [[data.sources]] with a path",
+            )),
+            (Some(_), false) => problems.push(Problem::new(
+                "data",
+                "both synthetic and sources are given, and a run has one vocabulary",
+                "keep one of them",
+            )),
+            _ => {}
+        }
+        if !(0.0..1.0).contains(&self.held_out) {
+            problems.push(Problem::new(
+                "data.held_out",
+                format!("{} is not a fraction of the documents", self.held_out),
+                "give a number from 0 to below 1, such as 0.05",
+            ));
+        }
+        problems.extend(self.synthetic.iter().flat_map(SyntheticConfig::problems));
+        problems.extend(self.sources.iter().enumerate().flat_map(|(index, source)| source.problems(index)));
+        problems.extend(self.starved_sources());
+        problems
+    }
+
+    /// Sources whose weight is fine by itself, but vanishes beside the others.
+    fn starved_sources(&self) -> Vec<Problem> {
+        let weights: Vec<f64> = self.sources.iter().map(|source| source.weight).collect();
+        if !weights.iter().all(|weight| usable(*weight)) {
+            return Vec::new();
+        }
+        let counts = mixture::apportion(&weights).into_iter().enumerate();
+        counts
+            .filter(|(_, count)| *count == 0)
+            .map(|(index, _)| {
+                Problem::new(
+                    format!("data.sources[{index}].weight"),
+                    format!(
+                        "{} is so small beside the others that the source is never drawn",
+                        weights[index]
+                    ),
+                    format!("give at least 1/{} of the sum of all weights, or remove it", mixture::BLOCK),
+                )
+            })
+            .collect()
+    }
+}
+
+impl SourceConfig {
+    fn problems(&self, index: usize) -> Vec<Problem> {
+        let key = |field| format!("data.sources[{index}].{field}");
+        let mut problems = Vec::new();
+        if !usable(self.weight) {
+            problems.push(Problem::new(
+                key("weight"),
+                format!("{} is not a weight", self.weight),
+                "give a number above 0",
+            ));
+        }
+        if FileKind::of(&self.path).is_none() {
+            problems.push(Problem::new(
+                key("path"),
+                format!("'{}' is neither a .txt nor a .shard file", self.path.display()),
+                "name a plain-text file .txt, or a token shard .shard",
+            ));
+        }
+        problems
+    }
+}
+
+/// What a source file is, by the ending of its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    Text,
+    Shard,
+}
+
+impl FileKind {
+    pub(crate) fn of(path: &std::path::Path) -> Option<FileKind> {
+        match path.extension()?.to_str()? {
+            "txt" => Some(FileKind::Text),
+            "shard" => Some(FileKind::Shard),
+            _ => None,
+        }
+    }
+}
+
+fn usable(weight: f64) -> bool {
+    weight.is_finite() && weight > 0.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(path: &str, weight: f64) -> SourceConfig {
+        SourceConfig { path: path.into(), weight, split: Split::default() }
+    }
+
+    fn keys(config: &DataConfig) -> Vec<String> {
+        config.problems().into_iter().map(|problem| problem.key).collect()
+    }
+
+    #[test]
+    fn a_source_needs_only_its_path() {
+        let config: DataConfig = serde_json::from_str(r#"{"sources": [{"path": "a.txt"}]}"#).unwrap();
+        assert_eq!(config, DataConfig { sources: vec![source("a.txt", 1.0)], ..DataConfig::default() });
+        assert_eq!(config.problems(), []);
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused() {
+        assert!(serde_json::from_str::<DataConfig>(r#"{"heldout": 0.1}"#).is_err());
+        assert!(serde_json::from_str::<DataConfig>(r#"{"sources": [{"path": "a", "wait": 1}]}"#).is_err());
+        assert!(serde_json::from_str::<DataConfig>(r#"{"synthetic": {"sead": 1}}"#).is_err());
+    }
+
+    #[test]
+    fn every_problem_is_reported_at_once_with_its_place() {
+        let sources = vec![source("a.pdf", 1.0), source("b.txt", f64::NAN), source("c.shard", 0.0)];
+        let config = DataConfig { sources, held_out: 1.5, ..DataConfig::default() };
+        let expected =
+            ["data.held_out", "data.sources[0].path", "data.sources[1].weight", "data.sources[2].weight"];
+        assert_eq!(keys(&config), expected);
+    }
+
+    #[test]
+    fn one_of_synthetic_and_sources_is_needed_and_only_one() {
+        assert_eq!(keys(&DataConfig::default()), ["data"]);
+        let synthetic = Some(SyntheticConfig::default());
+        assert_eq!(keys(&DataConfig { synthetic: synthetic.clone(), ..DataConfig::default() }), [""; 0]);
+        let both = DataConfig { synthetic, sources: vec![source("a.txt", 1.0)], ..DataConfig::default() };
+        assert_eq!(keys(&both), ["data"]);
+    }
+
+    #[test]
+    fn a_weight_that_vanishes_beside_the_others_is_a_problem() {
+        let sources = vec![source("a.txt", 1.0), source("b.txt", 1e-6)];
+        assert_eq!(keys(&DataConfig { sources, ..DataConfig::default() }), ["data.sources[1].weight"]);
+    }
+
+    #[test]
+    fn the_schema_carries_the_descriptions() {
+        let schema = schemars::schema_for!(DataConfig).to_value().to_string();
+        assert!(schema.contains("kept out of training") && schema.contains("blank_line"), "{schema}");
+    }
+}

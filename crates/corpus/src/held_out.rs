@@ -1,0 +1,192 @@
+//! Which documents are trained on and which are held out, and the two token streams that this makes.
+//!
+//! Whether a document is held out is a keyed hash of its number, never a stored list, so it can be asked
+//! again at any time. A [`Stream`] remembers one position for every 256 documents and finds the rest.
+
+use crate::random::Key;
+use crate::shard::Shard;
+
+/// Documents between two remembered positions.
+const BLOCK: u64 = 256;
+
+/// The division of one source's documents into trained-on and held-out.
+#[derive(Clone, Debug)]
+pub(crate) struct Division {
+    key: Key,
+    threshold: u64,
+    /// A document that goes to the other side, because one side would be empty without it.
+    exception: Option<u64>,
+}
+
+impl Division {
+    /// Holds out about `fraction` (0 ≤ fraction < 1) of the documents: at least one, and never all, if
+    /// there are at least two and the fraction is not 0.
+    pub(crate) fn new(key: Key, documents: u64, fraction: f64) -> Division {
+        // Exact: a power of two only moves the exponent.
+        let threshold = (fraction * 18_446_744_073_709_551_616.0) as u64;
+        let threshold = threshold.max(u64::from(fraction > 0.0));
+        let mut division = Division { key, threshold, exception: None };
+        if threshold == 0 || documents < 2 {
+            return division;
+        }
+        let held_out = (0..documents).filter(|&document| division.holds_out(document)).count() as u64;
+        if held_out == 0 {
+            division.exception = (0..documents).min_by_key(|&document| division.number(document));
+        } else if held_out == documents {
+            division.exception = (0..documents).max_by_key(|&document| division.number(document));
+        }
+        division
+    }
+
+    /// Whether a document is held out.
+    pub(crate) fn holds_out(&self, document: u64) -> bool {
+        (self.number(document) < self.threshold) != (self.exception == Some(document))
+    }
+
+    fn number(&self, document: u64) -> u64 {
+        self.key.with(document).number()
+    }
+}
+
+/// The documents of one side of a [`Division`] in a row, each followed by end of text.
+#[derive(Clone, Debug)]
+pub(crate) struct Stream {
+    division: Division,
+    held_out: bool,
+    /// For every [`BLOCK`] documents: tokens of the stream before them.
+    starts: Vec<u64>,
+    tokens: u64,
+}
+
+impl Stream {
+    /// Measures the stream of one side.
+    pub(crate) fn new(shard: &Shard, division: &Division, held_out: bool) -> Stream {
+        let mut stream = Stream { division: division.clone(), held_out, starts: Vec::new(), tokens: 0 };
+        for document in 0..shard.documents() {
+            if document % BLOCK == 0 {
+                stream.starts.push(stream.tokens);
+            }
+            if let Some(range) = stream.member(shard, document) {
+                stream.tokens += range.end - range.start + 1;
+            }
+        }
+        stream
+    }
+
+    /// How many tokens the stream has, ends of text included.
+    pub(crate) fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// `count` tokens from `position` on, fewer at the end of the stream, each with the number of its
+    /// document counted from the first one seen.
+    pub(crate) fn read(&self, shard: &Shard, position: u64, count: usize, end_of_text: u32) -> Window {
+        let mut window =
+            Window { tokens: Vec::with_capacity(count + 1), documents: Vec::with_capacity(count) };
+        let block = self.starts.partition_point(|&start| start <= position).saturating_sub(1);
+        let mut skip = position - self.starts.get(block).copied().unwrap_or(0);
+        let mut seen = 0;
+        for document in block as u64 * BLOCK..shard.documents() {
+            let Some(range) = self.member(shard, document) else { continue };
+            let length = range.end - range.start + 1;
+            if skip >= length {
+                skip -= length;
+                continue;
+            }
+            let wanted = (count - window.tokens.len()) as u64;
+            shard.read(range.start + skip..range.end.min(range.start + skip + wanted), &mut window.tokens);
+            window.tokens.push(end_of_text);
+            window.tokens.truncate(count);
+            window.documents.resize(window.tokens.len(), seen);
+            if window.tokens.len() == count {
+                break;
+            }
+            skip = 0;
+            seen += 1;
+        }
+        window
+    }
+
+    fn member(&self, shard: &Shard, document: u64) -> Option<std::ops::Range<u64>> {
+        (self.division.holds_out(document) == self.held_out).then(|| shard.document(document)).flatten()
+    }
+}
+
+/// Some consecutive tokens of a stream: what a model is trained on or judged by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// `context + 1` tokens: all but the last are inputs, all but the first are what is to be predicted.
+    pub tokens: Vec<u32>,
+    /// For each token, the number of its document within this window: 0, then one more after each end of
+    /// text (which belongs to the document that it ends).
+    pub documents: Vec<u32>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::ShardWriter;
+    use proptest::prelude::*;
+
+    const END: u32 = 99;
+
+    fn shard_of(lengths: &[usize]) -> Shard {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = ShardWriter::create(&folder.path().join("a.shard"), 100).unwrap();
+        for (index, &length) in lengths.iter().enumerate() {
+            writer.push(&vec![index as u32 % 90; length]).unwrap();
+        }
+        writer.finish().unwrap()
+    }
+
+    #[test]
+    fn both_sides_have_a_document_if_there_are_two() {
+        for seed in 0..50 {
+            for fraction in [1e-300, 1e-9, 0.5, 0.999_999_999] {
+                let division = Division::new(Key::new(seed, "test"), 2, fraction);
+                assert_ne!(division.holds_out(0), division.holds_out(1));
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_held_out_if_nothing_is_asked_for() {
+        let division = Division::new(Key::new(1, "test"), 1000, 0.0);
+        assert!((0..1000).all(|document| !division.holds_out(document)));
+    }
+
+    #[test]
+    fn about_the_asked_fraction_is_held_out() {
+        let division = Division::new(Key::new(1, "test"), 10_000, 0.05);
+        let held_out = (0..10_000).filter(|&document| division.holds_out(document)).count();
+        assert!((400..600).contains(&held_out), "{held_out}");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn a_window_is_a_piece_of_the_whole_stream(
+            seed: u64, lengths in prop::collection::vec(0usize..12, 1..700), start: prop::sample::Index, count in 1usize..40
+        ) {
+            let shard = shard_of(&lengths);
+            let division = Division::new(Key::new(seed, "test"), shard.documents(), 0.3);
+            for held_out in [false, true] {
+                let stream = Stream::new(&shard, &division, held_out);
+                let mut whole = Vec::new();
+                for document in (0..shard.documents()).filter(|&document| division.holds_out(document) == held_out) {
+                    shard.read(shard.document(document).unwrap(), &mut whole);
+                    whole.push(END);
+                }
+                prop_assert_eq!(stream.tokens(), whole.len() as u64);
+                let start = start.index(whole.len() + 1);
+                let window = stream.read(&shard, start as u64, count, END);
+                let expected = &whole[start..whole.len().min(start + count)];
+                prop_assert_eq!(&window.tokens[..], expected);
+                let ends = |before: usize| expected[..before].iter().filter(|&&token| token == END).count() as u32;
+                let numbers: Vec<u32> = (0..expected.len()).map(ends).collect();
+                prop_assert_eq!(window.documents, numbers);
+            }
+        }
+    }
+}

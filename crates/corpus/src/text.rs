@@ -1,0 +1,274 @@
+//! Plain text to a shard of byte tokens: where documents begin and end. Works on bytes, in bounded memory.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::shard::{Shard, ShardError, ShardWriter};
+use crate::tokeniser::Tokeniser;
+
+/// A document longer than this is cut, so that one long text still gives documents to hold out.
+pub const LONGEST_DOCUMENT_BYTES: usize = 16 << 10;
+
+/// The version of the rules below; part of the name of a cached shard.
+pub(crate) const SPLIT_VERSION: u32 = 1;
+
+/// What ends a document in a plain-text file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Split {
+    /// Documents are separated by one or more blank lines.
+    #[default]
+    BlankLine,
+    /// Every line that is not blank is a document.
+    Line,
+}
+
+/// Writes the documents of a text file to a shard of byte tokens at `out`.
+///
+/// Line ends at the end of a document are dropped, those inside are kept. A document of more than
+/// [`LONGEST_DOCUMENT_BYTES`] is cut after its last whole line within the limit, or, inside a line that is
+/// itself too long, between characters. Any bytes will do; broken UTF-8 is kept as it is.
+pub fn shard_from_text(text: &Path, split: Split, out: &Path) -> Result<Shard, TextError> {
+    build(text, split, out).map(|(shard, _)| shard)
+}
+
+/// As [`shard_from_text`], with the hash of the bytes that were read.
+pub(crate) fn build(text: &Path, split: Split, out: &Path) -> Result<(Shard, blake3::Hash), TextError> {
+    let unreadable = |source| TextError::Unreadable { path: text.to_path_buf(), source };
+    let mut reader = BufReader::with_capacity(1 << 16, File::open(text).map_err(unreadable)?);
+    let mut writer = ShardWriter::create(out, Tokeniser::Bytes.vocabulary() as u32)?;
+    let mut hasher = blake3::Hasher::new();
+    let mut documents = 0u64;
+    let mut tokens = Vec::with_capacity(LONGEST_DOCUMENT_BYTES);
+    let mut splitter = Splitter::new(split, |document: &[u8]| {
+        tokens.clear();
+        tokens.extend(document.iter().copied().map(u32::from));
+        documents += 1;
+        writer.push(&tokens)
+    });
+    loop {
+        let bytes = reader.fill_buf().map_err(unreadable)?;
+        if bytes.is_empty() {
+            break;
+        }
+        hasher.update(bytes);
+        splitter.push(bytes)?;
+        let length = bytes.len();
+        reader.consume(length);
+    }
+    splitter.finish()?;
+    if documents == 0 {
+        return Err(TextError::Empty { path: text.to_path_buf() });
+    }
+    Ok((writer.finish()?, hasher.finalize()))
+}
+
+/// Why a text file could not be made into a shard.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    /// The text could not be read.
+    #[error("could not read the text file {}: {source}; check the path and its permissions", path.display())]
+    Unreadable {
+        /// Which file.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// There is nothing but white space in it.
+    #[error("the text file {} holds no text, so there is nothing to train on; give a file with text", path.display())]
+    Empty {
+        /// Which file.
+        path: PathBuf,
+    },
+    /// The shard could not be written.
+    #[error(transparent)]
+    Shard(#[from] ShardError),
+}
+
+/// Cuts a stream of bytes into documents; the result does not depend on how the stream arrives.
+struct Splitter<Sink> {
+    split: Split,
+    /// The document so far; never more than the limit and one arriving piece.
+    document: Vec<u8>,
+    /// Where its last, unfinished line begins.
+    line_start: usize,
+    sink: Sink,
+}
+
+impl<E, Sink: FnMut(&[u8]) -> Result<(), E>> Splitter<Sink> {
+    fn new(split: Split, sink: Sink) -> Self {
+        Splitter { split, document: Vec::new(), line_start: 0, sink }
+    }
+
+    fn push(&mut self, bytes: &[u8]) -> Result<(), E> {
+        for piece in bytes.split_inclusive(|&byte| byte == b'\n') {
+            let (text, ended) = match piece {
+                [text @ .., b'\n'] => (text, true),
+                text => (text, false),
+            };
+            self.document.extend_from_slice(text);
+            self.cut_to_limit()?;
+            if ended {
+                self.end_line()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<(), E> {
+        self.end_document(self.document.len())
+    }
+
+    fn end_line(&mut self) -> Result<(), E> {
+        let blank = self.document[self.line_start..].iter().all(u8::is_ascii_whitespace);
+        match self.split {
+            Split::Line => self.end_document(self.document.len()),
+            Split::BlankLine if blank => {
+                self.document.truncate(self.line_start);
+                self.end_document(self.line_start)
+            }
+            Split::BlankLine => {
+                self.document.push(b'\n');
+                self.line_start = self.document.len();
+                Ok(())
+            }
+        }
+    }
+
+    fn cut_to_limit(&mut self) -> Result<(), E> {
+        while self.document.len() > LONGEST_DOCUMENT_BYTES {
+            let at = if self.line_start > 0 { self.line_start } else { self.character_bound() };
+            self.end_document(at)?;
+        }
+        Ok(())
+    }
+
+    /// The last place within the limit that is not inside a UTF-8 character (if this is UTF-8 at all).
+    fn character_bound(&self) -> usize {
+        let inside = |at: &usize| self.document[*at] & 0b1100_0000 == 0b1000_0000;
+        let mut candidates = (LONGEST_DOCUMENT_BYTES - 3..=LONGEST_DOCUMENT_BYTES).rev();
+        candidates.find(|at| !inside(at)).unwrap_or(LONGEST_DOCUMENT_BYTES)
+    }
+
+    /// Hands over the first `length` bytes and keeps the rest as the start of the next document.
+    fn end_document(&mut self, length: usize) -> Result<(), E> {
+        let mut document = &self.document[..length];
+        while let [text @ .., b'\n' | b'\r'] = document {
+            document = text;
+        }
+        let blank = document.iter().all(u8::is_ascii_whitespace);
+        let handed_over = if blank { Ok(()) } else { (self.sink)(document) };
+        self.document.drain(..length);
+        self.line_start = 0;
+        handed_over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn documents(split: Split, pieces: &[&[u8]]) -> Vec<Vec<u8>> {
+        let mut documents = Vec::new();
+        let mut splitter = Splitter::new(split, |document: &[u8]| {
+            documents.push(document.to_vec());
+            Ok::<(), Infallible>(())
+        });
+        for piece in pieces {
+            splitter.push(piece).unwrap();
+        }
+        splitter.finish().unwrap();
+        documents
+    }
+
+    #[test]
+    fn blank_lines_separate_documents() {
+        let text = b"\n\none\ntwo\n \t\n\nthree\r\n\r\nfour";
+        assert_eq!(documents(Split::BlankLine, &[text]), [&b"one\ntwo"[..], b"three", b"four"]);
+    }
+
+    #[test]
+    fn lines_are_documents_if_asked() {
+        assert_eq!(documents(Split::Line, &[b"one\ntwo\n\n \nthree\r\n"]), [&b"one"[..], b"two", b"three"]);
+    }
+
+    #[test]
+    fn a_long_document_is_cut_at_a_line_end() {
+        let text = "0123456789\n".repeat(4000);
+        let documents = documents(Split::BlankLine, &[text.as_bytes()]);
+        assert_eq!(documents.len(), 3);
+        assert!(documents.iter().all(|document| document.len() % 11 == 10));
+    }
+
+    #[test]
+    fn a_long_line_is_cut_between_characters() {
+        let text = "x".to_string() + &"é".repeat(20_000);
+        let documents = documents(Split::Line, &[text.as_bytes()]);
+        assert!(documents.iter().all(|document| str::from_utf8(document).is_ok()));
+        assert_eq!(documents.concat(), text.as_bytes());
+        assert_eq!(documents[0].len(), LONGEST_DOCUMENT_BYTES - 1);
+    }
+
+    #[test]
+    fn a_shard_holds_the_bytes_of_the_text() {
+        let folder = tempfile::tempdir().unwrap();
+        let (text, out) = (folder.path().join("a.txt"), folder.path().join("a.shard"));
+        std::fs::write(&text, b"caf\xC3\xA9\n\n\xFF\xFE").unwrap();
+        let shard = shard_from_text(&text, Split::default(), &out).unwrap();
+        let mut tokens = Vec::new();
+        shard.read(shard.document(1).unwrap(), &mut tokens);
+        assert_eq!((shard.documents(), tokens), (2, vec![0xFF, 0xFE]));
+    }
+
+    #[test]
+    fn a_text_without_text_is_refused_and_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (text, out) = (folder.path().join("a.txt"), folder.path().join("a.shard"));
+        std::fs::write(&text, b" \n\n").unwrap();
+        assert!(matches!(shard_from_text(&text, Split::Line, &out), Err(TextError::Empty { .. })));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    fn lumpy_text() -> impl Strategy<Value = Vec<u8>> {
+        let lump = prop_oneof![
+            Just(b"\n".to_vec()),
+            Just(b"\n\n".to_vec()),
+            Just(b" ".to_vec()),
+            "[a-z é]{1,9}".prop_map(String::into_bytes),
+            (1usize..40_000, any::<u8>()).prop_map(|(length, byte)| vec![byte; length]),
+        ];
+        prop::collection::vec(lump, 0..12).prop_map(|lumps| lumps.concat())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(128))]
+
+        #[test]
+        fn documents_do_not_depend_on_how_the_text_arrives(
+            text in lumpy_text(), split in prop_oneof![Just(Split::BlankLine), Just(Split::Line)], chunk in 1usize..5000
+        ) {
+            let chunks: Vec<&[u8]> = text.chunks(chunk).collect();
+            prop_assert_eq!(documents(split, &[&text]), documents(split, &chunks));
+        }
+
+        #[test]
+        fn documents_are_bounded_not_blank_and_lose_only_space(text in lumpy_text()) {
+            let documents = documents(Split::BlankLine, &[&text]);
+            for document in &documents {
+                prop_assert!(!document.is_empty() && document.len() <= LONGEST_DOCUMENT_BYTES);
+            }
+            let visible = |bytes: &[u8]| -> Vec<u8> {
+                bytes.iter().copied().filter(|byte| !byte.is_ascii_whitespace()).collect()
+            };
+            prop_assert_eq!(visible(&documents.concat()), visible(&text));
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! From sample numbers to the contents of a microbatch.
+
+use std::ops::Range;
+
+use starling_corpus::{Sampler, Window};
+
+use crate::engine::{NO_TARGET, Shape};
+use crate::stage::{Input, Meta};
+
+/// Training samples `samples` as one microbatch: what it holds depends on their numbers alone.
+pub fn training(sampler: &Sampler, samples: Range<u64>, document_mask: bool) -> (Input, Meta) {
+    assemble(samples.clone().collect(), samples.map(|sample| sampler.window(sample)).collect(), document_mask)
+}
+
+/// Held-out windows `windows` as one microbatch.
+pub fn held_out(sampler: &Sampler, windows: Range<u64>, document_mask: bool) -> (Input, Meta) {
+    assemble(windows.clone().collect(), windows.map(|index| sampler.held_out(index)).collect(), document_mask)
+}
+
+/// One row of tokens for inference, without targets.
+pub fn prompt(tokens: &[u32]) -> (Input, Meta) {
+    let columns = tokens.len();
+    let meta = Meta {
+        shape: Shape { rows: 1, columns },
+        samples: vec![0],
+        positions: (0..columns as u32).collect(),
+        documents: vec![0; columns],
+        targets: vec![NO_TARGET; columns],
+    };
+    (Input::Tokens(tokens.to_vec()), meta)
+}
+
+fn assemble(samples: Vec<u64>, windows: Vec<Window>, document_mask: bool) -> (Input, Meta) {
+    let columns = windows.first().map_or(0, |window| window.tokens.len().saturating_sub(1));
+    let mut tokens = Vec::with_capacity(windows.len() * columns);
+    let mut meta = Meta {
+        shape: Shape { rows: windows.len(), columns },
+        samples,
+        positions: Vec::with_capacity(windows.len() * columns),
+        documents: Vec::with_capacity(windows.len() * columns),
+        targets: Vec::with_capacity(windows.len() * columns),
+    };
+    for window in &windows {
+        let mut start = 0;
+        for i in 0..columns {
+            let document = |i: usize| if document_mask { window.documents[i] } else { 0 };
+            if i > 0 && document(i) != document(i - 1) {
+                start = i;
+            }
+            tokens.push(window.tokens[i]);
+            meta.positions.push((i - start) as u32);
+            meta.documents.push(document(i));
+            // The first word of the next document is nothing that this one could tell.
+            let told = document(i + 1) == document(i);
+            meta.targets.push(if told { window.tokens[i + 1] } else { NO_TARGET });
+        }
+    }
+    (Input::Tokens(tokens), meta)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_document_mask_restarts_positions_and_drops_the_target_across_the_bound() {
+        let window = || Window { tokens: vec![5, 6, 0, 7, 8], documents: vec![0, 0, 0, 1, 1] };
+        let (input, meta) = assemble(vec![9], vec![window()], true);
+        assert_eq!(input, Input::Tokens(vec![5, 6, 0, 7]));
+        assert_eq!(meta.positions, [0, 1, 2, 0]);
+        assert_eq!(meta.documents, [0, 0, 0, 1]);
+        assert_eq!(meta.targets, [6, 0, NO_TARGET, 8]);
+        let (_, meta) = assemble(vec![9], vec![window()], false);
+        assert_eq!(meta.positions, [0, 1, 2, 3]);
+        assert_eq!(meta.targets, [6, 0, 7, 8]);
+    }
+}

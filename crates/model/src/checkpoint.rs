@@ -1,0 +1,326 @@
+//! Checkpoints: one safetensors file a stage and a manifest, in a folder that appears whole or not at all.
+//!
+//! A checkpoint is written aside, synced, and renamed: a crash at any instant leaves the older ones and perhaps
+//! a `.writing` folder that the next one sweeps away. Parameters carry the model's names, so a checkpoint can be
+//! read with another number of stages; the optimiser's moments stand beside them as `optimiser.N.NAME`.
+
+mod files;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::TensorView;
+use safetensors::{SafeTensors, serialize};
+use serde::{Deserialize, Serialize};
+use starling_corpus::Tokeniser;
+
+pub use files::{latest, list, prune};
+
+use crate::engine::Dtype;
+use crate::reference::weights_hash;
+use crate::run::{CheckpointConfig, Definition, Run};
+use crate::stage::{Stage, StageError, State};
+
+/// The version of the format that this binary writes and reads.
+pub const FORMAT: u32 = 1;
+const MANIFEST: &str = "manifest.json";
+/// A manifest lists files and settings; more than this is none of ours.
+const MOST_MANIFEST_BYTES: u64 = 64 << 20;
+
+/// What a checkpoint is, in its `manifest.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// The run's identity.
+    pub identity: String,
+    /// What the identity is the hash of.
+    pub definition: Definition,
+    /// The run as it was resolved when this was written.
+    pub run: Run,
+    /// From text to tokens and back.
+    pub tokeniser: Tokeniser,
+    /// Steps done.
+    pub step: u64,
+    /// The sampler's position: the number of the next sample.
+    pub next_sample: u64,
+    /// Steps whose update was skipped because the gradient was not finite.
+    pub skipped: u64,
+    /// Learning rate of the next step, as the schedule has it.
+    pub next_lr: f64,
+    /// How elements are stored.
+    pub dtype: Dtype,
+    /// Whose arithmetic made it.
+    pub class: String,
+    /// Vectors that the optimiser keeps for each parameter.
+    pub moments: usize,
+    /// Hash of all weights.
+    pub weights_hash: String,
+    /// The files, in the order of stages.
+    pub files: Vec<FileEntry>,
+}
+
+/// One file of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FileEntry {
+    /// Its name in the folder.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// BLAKE3 of its contents, in hexadecimal.
+    pub blake3: String,
+}
+
+/// What a checkpoint says of a run besides the stages' state.
+#[derive(Clone, Debug)]
+pub struct Progress {
+    /// The run.
+    pub run: Run,
+    /// What defines its training.
+    pub definition: Definition,
+    /// From text to tokens and back.
+    pub tokeniser: Tokeniser,
+    /// Steps whose update was skipped.
+    pub skipped: u64,
+}
+
+/// Writes the state of all stages as `folder/step-N`, then removes what `keep` says is old.
+pub fn save(folder: &Path, progress: &Progress, stages: &[Box<dyn Stage>]) -> Result<PathBuf, SaveError> {
+    let step = stages.first().map_or(0, |stage| stage.version());
+    let target = folder.join(files::name(step));
+    let aside = files::Aside::new(folder, step)?;
+    let mut entries = Vec::new();
+    let mut written = std::collections::BTreeSet::new();
+    for (number, stage) in stages.iter().enumerate() {
+        let name = format!("stage-{number}.safetensors");
+        let bytes = stage_file(&**stage, &mut written)?;
+        aside.write(&name, &bytes)?;
+        let blake3 = blake3::hash(&bytes).to_hex().to_string();
+        entries.push(FileEntry { name, bytes: bytes.len() as u64, blake3 });
+    }
+    let Progress { run, definition, tokeniser, skipped } = progress;
+    let manifest = Manifest {
+        format: FORMAT,
+        identity: definition.identity(),
+        definition: definition.clone(),
+        run: run.clone(),
+        tokeniser: tokeniser.clone(),
+        step,
+        next_sample: step * u64::from(run.train.batch),
+        skipped: *skipped,
+        next_lr: run.optimiser.lr_at(step, run.train.steps),
+        dtype: stages.first().map_or(Dtype::F32, |stage| stage.dtype()),
+        class: stages.first().map(|stage| stage.class()).unwrap_or_default(),
+        moments: stages.first().map_or(0, |stage| stage.moments()),
+        weights_hash: weights_hash(stages.iter().map(|stage| stage.weight_hashes())),
+        files: entries,
+    };
+    let json = serde_json::to_vec_pretty(&manifest).map_err(SaveError::Manifest)?;
+    aside.write(MANIFEST, &json)?;
+    aside.publish(&target)?;
+    let CheckpointConfig { keep, keep_every, .. } = run.checkpoint;
+    prune(folder, keep, keep_every)?;
+    Ok(target)
+}
+
+/// The state of one stage, but parameters that an earlier stage has written already.
+fn stage_file(
+    stage: &dyn Stage,
+    written: &mut std::collections::BTreeSet<String>,
+) -> Result<Vec<u8>, SaveError> {
+    let dtype = tensor_dtype(stage.dtype());
+    let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+    for (parameter, span) in stage.layout().entries() {
+        if !written.insert(parameter.name.clone()) {
+            continue;
+        }
+        for (prefix, state) in states(stage.moments()) {
+            let bytes = stage.read(state, span.range())?;
+            tensors.push((format!("{prefix}{}", parameter.name), parameter.shape.clone(), bytes));
+        }
+    }
+    let mut views = Vec::with_capacity(tensors.len());
+    for (name, shape, bytes) in &tensors {
+        views.push((name, TensorView::new(dtype, shape.clone(), bytes)?));
+    }
+    Ok(serialize(views, None)?)
+}
+
+/// A checkpoint that was read and checked, byte by byte.
+pub struct Checkpoint {
+    /// What it is.
+    pub manifest: Manifest,
+    files: Vec<Vec<u8>>,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in `folder`, and checks the hash of every file.
+    pub fn open(folder: &Path) -> Result<Checkpoint, OpenError> {
+        let path = folder.join(MANIFEST);
+        let manifest = parse_manifest(&files::read(&path, MOST_MANIFEST_BYTES)?)
+            .map_err(|why| OpenError::Manifest { path: path.clone(), why })?;
+        let mut contents = Vec::new();
+        for entry in &manifest.files {
+            let path = folder.join(&entry.name);
+            let bytes = files::read(&path, entry.bytes)?;
+            let altered = |why: String| OpenError::Altered { path: path.clone(), why };
+            if bytes.len() as u64 != entry.bytes {
+                return Err(altered(format!("it has {} bytes instead of {}", bytes.len(), entry.bytes)));
+            }
+            if blake3::hash(&bytes).to_hex().as_str() != entry.blake3 {
+                return Err(altered("its hash is not the one in the manifest".into()));
+            }
+            contents.push(bytes);
+        }
+        Ok(Checkpoint { manifest, files: contents })
+    }
+
+    /// Puts the state into stages, however they are cut. All is checked before the first stage changes.
+    pub fn restore(&self, stages: &mut [Box<dyn Stage>]) -> Result<(), RestoreError> {
+        let tensors = self.tensors()?;
+        let mut found: Vec<Vec<(State, usize, &[u8])>> = Vec::new();
+        for stage in stages.iter() {
+            if stage.dtype() != self.manifest.dtype {
+                return Err(RestoreError::Dtype { have: self.manifest.dtype, want: stage.dtype() });
+            }
+            let mut writes = Vec::new();
+            for (parameter, span) in stage.layout().entries() {
+                for (prefix, state) in states(stage.moments()) {
+                    let name = format!("{prefix}{}", parameter.name);
+                    let (shape, bytes) =
+                        tensors.get(&name).ok_or_else(|| RestoreError::Missing { name: name.clone() })?;
+                    if *shape != parameter.shape {
+                        let (have, want) = (shape.clone(), parameter.shape.clone());
+                        return Err(RestoreError::Shape { name, have, want });
+                    }
+                    writes.push((state, span.start, *bytes));
+                }
+            }
+            found.push(writes);
+        }
+        for (stage, writes) in stages.iter_mut().zip(found) {
+            for (state, start, bytes) in writes {
+                stage.write(state, start, bytes)?;
+            }
+            stage.restore(self.manifest.step);
+        }
+        let hash = weights_hash(stages.iter().map(|stage| stage.weight_hashes()));
+        if hash != self.manifest.weights_hash {
+            return Err(RestoreError::Hash);
+        }
+        Ok(())
+    }
+
+    /// Names, shapes and bytes of all tensors.
+    pub fn tensors(&self) -> Result<BTreeMap<String, (Vec<usize>, &[u8])>, RestoreError> {
+        let mut tensors = BTreeMap::new();
+        for bytes in &self.files {
+            for (name, view) in SafeTensors::deserialize(bytes)?.tensors() {
+                if view.dtype() != tensor_dtype(self.manifest.dtype) {
+                    return Err(RestoreError::Format(format!("{name} is {:?}", view.dtype())));
+                }
+                tensors.insert(name, (view.shape().to_vec(), view.data()));
+            }
+        }
+        Ok(tensors)
+    }
+}
+
+/// Reads a manifest; what it says is checked as far as it can be without the files.
+pub fn parse_manifest(bytes: &[u8]) -> Result<Manifest, String> {
+    #[derive(Deserialize)]
+    struct Head {
+        format: u32,
+    }
+    let head: Head = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    if head.format != FORMAT {
+        return Err(format!("it is of format {}, and this binary reads format {FORMAT}", head.format));
+    }
+    let manifest: Manifest = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    if manifest.identity != manifest.definition.identity() {
+        return Err("its identity is not the hash of its definition".into());
+    }
+    if let Some(problem) = manifest.run.problems().first() {
+        return Err(format!("{}: {}", problem.key, problem.message));
+    }
+    // A name with a path in it could lead anywhere.
+    if let Some(entry) =
+        manifest.files.iter().find(|entry| entry.name.contains(['/', '\\']) || entry.name.starts_with('.'))
+    {
+        return Err(format!("{:?} is no name of a checkpoint's file", entry.name));
+    }
+    Ok(manifest)
+}
+
+/// The vectors of a stage, each with the prefix of its tensors' names.
+fn states(moments: usize) -> impl Iterator<Item = (String, State)> {
+    let moments = (0..moments).map(|i| (format!("optimiser.{i}."), State::Moment(i)));
+    std::iter::once((String::new(), State::Weights)).chain(moments)
+}
+
+fn tensor_dtype(dtype: Dtype) -> safetensors::Dtype {
+    match dtype {
+        Dtype::F32 => safetensors::Dtype::F32,
+        Dtype::F64 => safetensors::Dtype::F64,
+    }
+}
+
+/// Why a checkpoint was not written; older ones stand as they were.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum SaveError {
+    #[error(
+        "the checkpoint could not be written to {path}: {source}. Older checkpoints are untouched; make room or choose another folder, then go on with --resume"
+    )]
+    Write { path: PathBuf, source: std::io::Error },
+    #[error("the checkpoint's manifest could not be made: {0}")]
+    Manifest(serde_json::Error),
+    #[error(transparent)]
+    Stage(#[from] StageError),
+    #[error("the checkpoint's tensors could not be laid out: {0}")]
+    Layout(#[from] safetensors::SafeTensorError),
+}
+
+/// Why a checkpoint was not opened.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum OpenError {
+    #[error("{path} could not be read: {source}")]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error(
+        "{path} is longer than the {most} bytes that it should have at the most: it is damaged or no file of a checkpoint"
+    )]
+    Long { path: PathBuf, most: u64 },
+    #[error("{path} is not a checkpoint's manifest that can be used: {why}")]
+    Manifest { path: PathBuf, why: String },
+    #[error("{path} was damaged or altered: {why}. Use an older checkpoint")]
+    Altered { path: PathBuf, why: String },
+}
+
+/// Why a checkpoint was not put into the stages.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum RestoreError {
+    #[error(
+        "the checkpoint holds {have:?} and the run computes in {want:?}; set train.precision to what the checkpoint has"
+    )]
+    Dtype { have: Dtype, want: Dtype },
+    #[error("the checkpoint has no {name}; it is of another model or optimiser")]
+    Missing { name: String },
+    #[error("{name} is {have:?} in the checkpoint and {want:?} in the run; it is of another model")]
+    Shape { name: String, have: Vec<usize>, want: Vec<usize> },
+    #[error("the checkpoint's tensors cannot be read: {0}")]
+    Format(String),
+    #[error(
+        "the weights that were read do not have the hash that the manifest names; the checkpoint is inconsistent. Use an older one"
+    )]
+    Hash,
+    #[error(transparent)]
+    Stage(#[from] StageError),
+}
+
+impl From<safetensors::SafeTensorError> for RestoreError {
+    fn from(error: safetensors::SafeTensorError) -> Self {
+        RestoreError::Format(error.to_string())
+    }
+}

@@ -1,0 +1,290 @@
+//! The lower level of compute: about ten fused operations with explicit backward, on buffers that the engine owns.
+//!
+//! Models are written once on these operations ([`crate::gpt2`]); an engine is written once for all models.
+//! The operations are coarse enough to be fast (a fused kernel each) and few enough to be written twice: the
+//! [`naive`] engine is the second implementation of every one, and the judge of all others.
+//!
+//! What an engine promises beyond the mathematics:
+//! - a result depends on the operands alone, never on the number of threads or on earlier calls;
+//! - two rows (samples) of a microbatch do not influence each other's activations, so a sample's activations
+//!   do not depend on the microbatch it travels in;
+//! - applying an update uses + − × ÷ √ only, without contraction.
+//!
+//! Legend for shapes: `b` rows (samples), `t` columns (positions), `n = b·t`, `d` width, `f` inner width,
+//! `h` heads, `v` vocabulary.
+
+pub mod naive;
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::optimiser::{Rule, Update};
+use crate::random::Dropout;
+
+/// How an element is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dtype {
+    /// IEEE single precision, 4 bytes.
+    F32,
+    /// IEEE double precision, 8 bytes.
+    F64,
+}
+
+impl Dtype {
+    /// Bytes of one element.
+    pub fn size(self) -> usize {
+        match self {
+            Dtype::F32 => 4,
+            Dtype::F64 => 8,
+        }
+    }
+}
+
+/// A contiguous piece of a flat buffer, in elements. (`Range` is not `Copy`.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// First element.
+    pub start: usize,
+    /// Number of elements.
+    pub len: usize,
+}
+
+impl Span {
+    /// The same as a range of elements.
+    pub fn range(self) -> Range<usize> {
+        self.start..self.start + self.len
+    }
+}
+
+/// Rows (samples) and columns (positions) of a microbatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Samples.
+    pub rows: usize,
+    /// Positions of each sample.
+    pub columns: usize,
+}
+
+impl Shape {
+    /// Tokens: rows × columns.
+    pub fn tokens(self) -> usize {
+        self.rows * self.columns
+    }
+}
+
+/// Where a layer normalisation's gain and bias stand in a flat buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Norm {
+    /// Gain, `d`.
+    pub weight: Span,
+    /// Bias, `d`.
+    pub bias: Span,
+    /// Added to the variance.
+    pub epsilon: f64,
+}
+
+/// Where a linear layer's weight (`inputs` × `outputs`, rows are inputs) and bias stand in a flat buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Linear {
+    /// Weight, inputs × outputs.
+    pub weight: Span,
+    /// Bias, outputs.
+    pub bias: Span,
+    /// Width of the input.
+    pub inputs: usize,
+    /// Width of the output.
+    pub outputs: usize,
+}
+
+/// What stands between two linear layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// Nothing.
+    Identity,
+    /// GELU with the error function.
+    Gelu,
+    /// GPT-2's GELU, with the hyperbolic tangent.
+    GeluNew,
+}
+
+/// Causal self-attention over `heads` heads of width `head_width`, inside documents.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention<'a> {
+    /// Number of heads.
+    pub heads: usize,
+    /// Width of one head.
+    pub head_width: usize,
+    /// For each token the number of its document in its row; attention stays inside a document.
+    pub documents: &'a [u32],
+}
+
+/// The target of a position that carries no loss.
+pub const NO_TARGET: u32 = u32::MAX;
+
+/// One implementation of the operations on one kind of device.
+///
+/// `_backward` operations *add* to gradients of parameters (`grads`), and to gradients of residual streams
+/// where they say so. Weights and gradients are flat buffers; [`Span`]s say where a parameter stands.
+pub trait Engine: Send + Sync + 'static {
+    /// A flat vector of elements, wherever the device keeps it.
+    type Buffer: Send + 'static;
+
+    /// How elements are stored, and cross a boundary.
+    fn dtype(&self) -> Dtype;
+    /// The numerics class: peers of one class agree bit for bit.
+    fn class(&self) -> String;
+
+    /// A buffer of zeros.
+    fn zeros(&self, len: usize) -> Self::Buffer;
+    /// Elements of a buffer.
+    fn len(&self, buffer: &Self::Buffer) -> usize;
+    /// Little-endian bytes of a piece.
+    fn read(&self, buffer: &Self::Buffer, span: Span) -> Vec<u8>;
+    /// Overwrites from element `start` on with little-endian bytes.
+    fn write(&self, buffer: &mut Self::Buffer, start: usize, bytes: &[u8]);
+    /// `into[into_span] += from[from_span]`, element by element.
+    fn add(&self, into: &mut Self::Buffer, into_span: Span, from: &Self::Buffer, from_span: Span);
+    /// Σ x² in f64, in the order of the elements.
+    fn sum_of_squares(&self, buffer: &Self::Buffer, span: Span) -> f64;
+
+    /// `out[n,d] = dropout(table[token] + positions[position])`.
+    fn embed(
+        &self,
+        shape: Shape,
+        width: usize,
+        tokens: &[u32],
+        positions: &[u32],
+        weights: &Self::Buffer,
+        table: Span,
+        position_table: Span,
+        dropout: Dropout<'_>,
+    ) -> Self::Buffer;
+    /// Adds to the gradients of both tables.
+    fn embed_backward(
+        &self,
+        shape: Shape,
+        width: usize,
+        tokens: &[u32],
+        positions: &[u32],
+        dropout: Dropout<'_>,
+        d_out: &Self::Buffer,
+        grads: &mut Self::Buffer,
+        table: Span,
+        position_table: Span,
+    );
+
+    /// `out[n,outputs] = norm(x)·W + bias`.
+    fn norm_linear(
+        &self,
+        x: &Self::Buffer,
+        weights: &Self::Buffer,
+        norm: Norm,
+        linear: Linear,
+    ) -> Self::Buffer;
+    /// `d_x +=`, and adds to the gradients of norm and linear at (`grad_norm`, `grad_linear`).
+    fn norm_linear_backward(
+        &self,
+        x: &Self::Buffer,
+        weights: &Self::Buffer,
+        norm: Norm,
+        linear: Linear,
+        d_out: &Self::Buffer,
+        d_x: &mut Self::Buffer,
+        grads: &mut Self::Buffer,
+        grad_norm: Norm,
+        grad_linear: Linear,
+    );
+
+    /// `qkv[n,3·h·w]` to (`out[n,h·w]`, log-sum-exp `[b,h,t]`), with dropout on the attention weights.
+    fn attention(
+        &self,
+        shape: Shape,
+        attention: Attention<'_>,
+        qkv: &Self::Buffer,
+        dropout: Dropout<'_>,
+    ) -> (Self::Buffer, Self::Buffer);
+    /// The gradient of `qkv`; probabilities are made again from the log-sum-exp.
+    fn attention_backward(
+        &self,
+        shape: Shape,
+        attention: Attention<'_>,
+        qkv: &Self::Buffer,
+        out: &Self::Buffer,
+        log_sum_exp: &Self::Buffer,
+        dropout: Dropout<'_>,
+        d_out: &Self::Buffer,
+    ) -> Self::Buffer;
+
+    /// `out = residual + dropout(activation(x)·W + bias)`.
+    fn linear_residual(
+        &self,
+        shape: Shape,
+        activation: Activation,
+        x: &Self::Buffer,
+        weights: &Self::Buffer,
+        linear: Linear,
+        dropout: Dropout<'_>,
+        residual: &Self::Buffer,
+    ) -> Self::Buffer;
+    /// The gradient of `x`; the residual's gradient is `d_out` itself.
+    fn linear_residual_backward(
+        &self,
+        shape: Shape,
+        activation: Activation,
+        x: &Self::Buffer,
+        weights: &Self::Buffer,
+        linear: Linear,
+        dropout: Dropout<'_>,
+        d_out: &Self::Buffer,
+        grads: &mut Self::Buffer,
+        grad_linear: Linear,
+    ) -> Self::Buffer;
+
+    /// Sum over all targets of −ln softmax(norm(x)·tableᵀ)[target]; `table` is `v` × `d`. Never holds all logits.
+    fn head_loss(
+        &self,
+        x: &Self::Buffer,
+        weights: &Self::Buffer,
+        norm: Norm,
+        table: Span,
+        targets: &[u32],
+    ) -> f64;
+    /// The gradient of the loss's *sum* with respect to `x`.
+    fn head_loss_backward(
+        &self,
+        x: &Self::Buffer,
+        weights: &Self::Buffer,
+        norm: Norm,
+        table: Span,
+        targets: &[u32],
+        grads: &mut Self::Buffer,
+        grad_norm: Norm,
+        grad_table: Span,
+    ) -> Self::Buffer;
+    /// Logits of the chosen tokens (numbered 0..n), one after another.
+    fn head_logits(
+        &self,
+        x: &Self::Buffer,
+        weights: &Self::Buffer,
+        norm: Norm,
+        table: Span,
+        chosen: &[usize],
+    ) -> Vec<f32>;
+
+    /// One update of the parameter at `span`: weights and moments in place, from `gradient[gradient_span]`.
+    /// `decay` says whether weight decay concerns this parameter.
+    fn optimise(
+        &self,
+        rule: &Rule,
+        update: &Update,
+        decay: bool,
+        weights: &mut Self::Buffer,
+        moments: &mut [Self::Buffer],
+        span: Span,
+        gradient: &Self::Buffer,
+        gradient_span: Span,
+    );
+}

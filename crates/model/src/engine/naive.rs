@@ -1,0 +1,476 @@
+//! The naive engine: obvious loops, no cleverness, in f32 or f64. It is the judge of every later engine, so it
+//! must be possible to check it by reading.
+//!
+//! Work is split over threads by rows of the result only; an element is always computed by one thread in one order.
+
+mod attend;
+mod norm;
+mod product;
+mod real;
+mod update;
+
+use rayon::prelude::*;
+
+pub use real::Real;
+
+use self::attend::Sample;
+use self::norm::{NormWeights, normalise, normalise_backward};
+use self::product::{add_column_sums, add_product, transposed};
+use super::{Activation, Attention, Dtype, Engine, Linear, NO_TARGET, Norm, Shape, Span};
+use crate::optimiser::{Rule, Update};
+use crate::random::Dropout;
+
+/// Tokens whose logits are held at a time.
+const HEAD_TOKENS: usize = 64;
+
+/// The naive engine in precision `T`; see the module's head.
+pub struct Naive<T> {
+    pool: rayon::ThreadPool,
+    precision: std::marker::PhantomData<T>,
+}
+
+impl<T: Real> Naive<T> {
+    /// An engine with its own `threads` threads; 0 means one for every core.
+    pub fn new(threads: usize) -> Result<Naive<T>, rayon::ThreadPoolBuildError> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+        Ok(Naive { pool, precision: std::marker::PhantomData })
+    }
+}
+
+impl<T: Real> Engine for Naive<T> {
+    type Buffer = Vec<T>;
+
+    fn dtype(&self) -> Dtype {
+        T::DTYPE
+    }
+
+    fn class(&self) -> String {
+        format!("naive-{}", if T::DTYPE == Dtype::F32 { "f32" } else { "f64" })
+    }
+
+    fn zeros(&self, len: usize) -> Vec<T> {
+        vec![T::ZERO; len]
+    }
+
+    fn len(&self, buffer: &Vec<T>) -> usize {
+        buffer.len()
+    }
+
+    fn read(&self, buffer: &Vec<T>, span: Span) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(span.len * T::DTYPE.size());
+        buffer[span.range()].iter().for_each(|x| x.push_bytes(&mut bytes));
+        bytes
+    }
+
+    fn write(&self, buffer: &mut Vec<T>, start: usize, bytes: &[u8]) {
+        let elements = bytes.chunks_exact(T::DTYPE.size()).map(T::from_bytes);
+        buffer[start..].iter_mut().zip(elements).for_each(|(slot, x)| *slot = x);
+    }
+
+    fn add(&self, into: &mut Vec<T>, into_span: Span, from: &Vec<T>, from_span: Span) {
+        for (sum, &x) in into[into_span.range()].iter_mut().zip(&from[from_span.range()]) {
+            *sum += x;
+        }
+    }
+
+    fn sum_of_squares(&self, buffer: &Vec<T>, span: Span) -> f64 {
+        update::sum_of_squares(&buffer[span.range()])
+    }
+
+    fn embed(
+        &self,
+        shape: Shape,
+        width: usize,
+        tokens: &[u32],
+        positions: &[u32],
+        weights: &Vec<T>,
+        table: Span,
+        position_table: Span,
+        dropout: Dropout<'_>,
+    ) -> Vec<T> {
+        let mut out = vec![T::ZERO; shape.tokens() * width];
+        for (n, out_row) in out.chunks_exact_mut(width).enumerate() {
+            let word = &weights[table.start + tokens[n] as usize * width..][..width];
+            let place = &weights[position_table.start + positions[n] as usize * width..][..width];
+            for i in 0..width {
+                out_row[i] = word[i] + place[i];
+            }
+        }
+        apply_dropout(shape, dropout, &mut out);
+        out
+    }
+
+    fn embed_backward(
+        &self,
+        shape: Shape,
+        width: usize,
+        tokens: &[u32],
+        positions: &[u32],
+        dropout: Dropout<'_>,
+        d_out: &Vec<T>,
+        grads: &mut Vec<T>,
+        table: Span,
+        position_table: Span,
+    ) {
+        let mut d_sum = d_out.clone();
+        apply_dropout(shape, dropout, &mut d_sum);
+        for (n, d_row) in d_sum.chunks_exact(width).enumerate() {
+            for i in 0..width {
+                grads[table.start + tokens[n] as usize * width + i] += d_row[i];
+                grads[position_table.start + positions[n] as usize * width + i] += d_row[i];
+            }
+        }
+    }
+
+    fn norm_linear(&self, x: &Vec<T>, weights: &Vec<T>, norm: Norm, linear: Linear) -> Vec<T> {
+        self.pool.install(|| {
+            let normed = normalise(x, norm_weights(weights, norm));
+            product_and_bias(&normed, weights, linear)
+        })
+    }
+
+    fn norm_linear_backward(
+        &self,
+        x: &Vec<T>,
+        weights: &Vec<T>,
+        norm: Norm,
+        linear: Linear,
+        d_out: &Vec<T>,
+        d_x: &mut Vec<T>,
+        grads: &mut Vec<T>,
+        grad_norm: Norm,
+        grad_linear: Linear,
+    ) {
+        self.pool.install(|| {
+            let norm_weights = norm_weights(weights, norm);
+            let normed = normalise(x, norm_weights);
+            let d_normed = product_backward(&normed, weights, linear, d_out, grads, grad_linear);
+            let (d_weight, d_bias) = norm_gradients(grads, grad_norm);
+            normalise_backward(x, norm_weights, &d_normed, d_x, d_weight, d_bias);
+        });
+    }
+
+    fn attention(
+        &self,
+        shape: Shape,
+        attention: Attention<'_>,
+        qkv: &Vec<T>,
+        dropout: Dropout<'_>,
+    ) -> (Vec<T>, Vec<T>) {
+        let width = attention.heads * attention.head_width;
+        let mut out = vec![T::ZERO; shape.tokens() * width];
+        let mut log_sum_exp = vec![T::ZERO; shape.tokens() * attention.heads];
+        self.pool.install(|| {
+            out.par_chunks_mut(shape.columns * width)
+                .zip(log_sum_exp.par_chunks_mut(shape.columns * attention.heads))
+                .enumerate()
+                .for_each(|(row, (out, log_sum_exp))| {
+                    sample(shape, attention, qkv, dropout, row).forward(out, log_sum_exp);
+                });
+        });
+        (out, log_sum_exp)
+    }
+
+    fn attention_backward(
+        &self,
+        shape: Shape,
+        attention: Attention<'_>,
+        qkv: &Vec<T>,
+        out: &Vec<T>,
+        log_sum_exp: &Vec<T>,
+        dropout: Dropout<'_>,
+        d_out: &Vec<T>,
+    ) -> Vec<T> {
+        let of_out = shape.columns * attention.heads * attention.head_width;
+        let of_sums = shape.columns * attention.heads;
+        let mut d_qkv = vec![T::ZERO; qkv.len()];
+        self.pool.install(|| {
+            d_qkv.par_chunks_mut(3 * of_out).enumerate().for_each(|(row, d_qkv)| {
+                sample(shape, attention, qkv, dropout, row).backward(
+                    &out[row * of_out..][..of_out],
+                    &log_sum_exp[row * of_sums..][..of_sums],
+                    &d_out[row * of_out..][..of_out],
+                    d_qkv,
+                );
+            });
+        });
+        d_qkv
+    }
+
+    fn linear_residual(
+        &self,
+        shape: Shape,
+        activation: Activation,
+        x: &Vec<T>,
+        weights: &Vec<T>,
+        linear: Linear,
+        dropout: Dropout<'_>,
+        residual: &Vec<T>,
+    ) -> Vec<T> {
+        self.pool.install(|| {
+            let active: Vec<T> = x.par_iter().with_min_len(CHUNK).map(|&x| activate(activation, x)).collect();
+            let mut out = product_and_bias(&active, weights, linear);
+            apply_dropout(shape, dropout, &mut out);
+            out.iter_mut().zip(residual).for_each(|(o, &r)| *o = r + *o);
+            out
+        })
+    }
+
+    fn linear_residual_backward(
+        &self,
+        shape: Shape,
+        activation: Activation,
+        x: &Vec<T>,
+        weights: &Vec<T>,
+        linear: Linear,
+        dropout: Dropout<'_>,
+        d_out: &Vec<T>,
+        grads: &mut Vec<T>,
+        grad_linear: Linear,
+    ) -> Vec<T> {
+        self.pool.install(|| {
+            let active: Vec<T> = x.par_iter().with_min_len(CHUNK).map(|&x| activate(activation, x)).collect();
+            let mut d_product = d_out.clone();
+            apply_dropout(shape, dropout, &mut d_product);
+            let mut d_x = product_backward(&active, weights, linear, &d_product, grads, grad_linear);
+            d_x.par_iter_mut()
+                .with_min_len(CHUNK)
+                .zip(x)
+                .for_each(|(d, &x)| *d = *d * activation_slope(activation, x));
+            d_x
+        })
+    }
+
+    fn head_loss(&self, x: &Vec<T>, weights: &Vec<T>, norm: Norm, table: Span, targets: &[u32]) -> f64 {
+        self.pool.install(|| {
+            let mut head = Head::new(x, weights, norm, table);
+            let mut loss = 0.0;
+            for (block, targets) in targets.chunks(HEAD_TOKENS).enumerate() {
+                let logits = head.logits(block);
+                for (row, &target) in logits.chunks_exact(head.vocabulary).zip(targets) {
+                    if target != NO_TARGET {
+                        loss += log_sum_exp(row).to_f64() - row[target as usize].to_f64();
+                    }
+                }
+            }
+            loss
+        })
+    }
+
+    fn head_loss_backward(
+        &self,
+        x: &Vec<T>,
+        weights: &Vec<T>,
+        norm: Norm,
+        table: Span,
+        targets: &[u32],
+        grads: &mut Vec<T>,
+        grad_norm: Norm,
+        grad_table: Span,
+    ) -> Vec<T> {
+        self.pool.install(|| {
+            let mut head = Head::new(x, weights, norm, table);
+            let (width, vocabulary) = (head.width, head.vocabulary);
+            let mut d_normed = vec![T::ZERO; x.len()];
+            for (block, targets) in targets.chunks(HEAD_TOKENS).enumerate() {
+                let mut d_logits = head.logits(block);
+                d_logits.par_chunks_mut(vocabulary).zip(targets).for_each(|(row, &target)| {
+                    let total = log_sum_exp(row);
+                    for (word, d) in row.iter_mut().enumerate() {
+                        let hit = if word == target as usize { T::ONE } else { T::ZERO };
+                        *d = if target == NO_TARGET { T::ZERO } else { (*d - total).exp() - hit };
+                    }
+                });
+                let first = block * HEAD_TOKENS * width;
+                let here = first..first + targets.len() * width;
+                let table_vd = &weights[table.range()];
+                add_product(&mut d_normed[here.clone()], &d_logits, table_vd, vocabulary, width);
+                let d_logits_vn = transposed(&d_logits, vocabulary);
+                let d_table = &mut grads[grad_table.range()];
+                add_product(d_table, &d_logits_vn, &head.normed[here], targets.len(), width);
+            }
+            let mut d_x = vec![T::ZERO; x.len()];
+            let (d_weight, d_bias) = norm_gradients(grads, grad_norm);
+            normalise_backward(x, norm_weights(weights, norm), &d_normed, &mut d_x, d_weight, d_bias);
+            d_x
+        })
+    }
+
+    fn head_logits(
+        &self,
+        x: &Vec<T>,
+        weights: &Vec<T>,
+        norm: Norm,
+        table: Span,
+        chosen: &[usize],
+    ) -> Vec<f32> {
+        let width = norm.weight.len;
+        let rows: Vec<T> = chosen.iter().flat_map(|&n| x[n * width..][..width].iter().copied()).collect();
+        self.pool.install(|| {
+            let normed = normalise(&rows, norm_weights(weights, norm));
+            let mut logits = vec![T::ZERO; chosen.len() * table.len / width];
+            let table_dv = transposed(&weights[table.range()], width);
+            add_product(&mut logits, &normed, &table_dv, width, table.len / width);
+            logits.iter().map(|x| x.to_f64() as f32).collect()
+        })
+    }
+
+    fn optimise(
+        &self,
+        rule: &Rule,
+        update: &Update,
+        decay: bool,
+        weights: &mut Vec<T>,
+        moments: &mut [Vec<T>],
+        span: Span,
+        gradient: &Vec<T>,
+        gradient_span: Span,
+    ) {
+        let mut moments = moments.iter_mut().map(|moment| &mut moment[span.range()]);
+        let first = moments.next().unwrap_or_default();
+        let second = moments.next().unwrap_or_default();
+        self.pool.install(|| {
+            let (weights, gradient) = (&mut weights[span.range()], &gradient[gradient_span.range()]);
+            update::update(rule, update, decay, weights, first, second, gradient);
+        });
+    }
+}
+
+/// Elements that one task takes of element-wise work.
+const CHUNK: usize = 4096;
+
+/// Normalised tokens and the transposed table, from which logits are made a block of tokens at a time.
+struct Head<T> {
+    normed: Vec<T>,
+    table_dv: Vec<T>,
+    width: usize,
+    vocabulary: usize,
+}
+
+impl<T: Real> Head<T> {
+    fn new(x: &[T], weights: &[T], norm: Norm, table: Span) -> Head<T> {
+        let width = norm.weight.len;
+        Head {
+            normed: normalise(x, norm_weights(weights, norm)),
+            table_dv: transposed(&weights[table.range()], width),
+            width,
+            vocabulary: table.len / width,
+        }
+    }
+
+    /// Logits of block `block` of [`HEAD_TOKENS`] tokens (the last may be shorter).
+    fn logits(&mut self, block: usize) -> Vec<T> {
+        let size = HEAD_TOKENS * self.width;
+        let normed = &self.normed[block * size..self.normed.len().min((block + 1) * size)];
+        let mut logits = vec![T::ZERO; normed.len() / self.width * self.vocabulary];
+        add_product(&mut logits, normed, &self.table_dv, self.width, self.vocabulary);
+        logits
+    }
+}
+
+/// `x·W + bias`.
+fn product_and_bias<T: Real>(x: &[T], weights: &[T], linear: Linear) -> Vec<T> {
+    let bias = &weights[linear.bias.range()];
+    let mut out: Vec<T> =
+        bias.iter().copied().cycle().take(x.len() / linear.inputs * linear.outputs).collect();
+    add_product(&mut out, x, &weights[linear.weight.range()], linear.inputs, linear.outputs);
+    out
+}
+
+/// The gradient of `x` in `x·W + bias`; adds to the gradients of weight and bias.
+fn product_backward<T: Real>(
+    x: &[T],
+    weights: &[T],
+    linear: Linear,
+    d_out: &[T],
+    grads: &mut [T],
+    grad_linear: Linear,
+) -> Vec<T> {
+    let (inputs, outputs) = (linear.inputs, linear.outputs);
+    let tokens = x.len() / inputs;
+    add_product(&mut grads[grad_linear.weight.range()], &transposed(x, inputs), d_out, tokens, outputs);
+    add_column_sums(&mut grads[grad_linear.bias.range()], d_out);
+    let mut d_x = vec![T::ZERO; x.len()];
+    let weight_oi = transposed(&weights[linear.weight.range()], outputs);
+    add_product(&mut d_x, d_out, &weight_oi, outputs, inputs);
+    d_x
+}
+
+fn norm_weights<T>(weights: &[T], norm: Norm) -> NormWeights<'_, T> {
+    NormWeights {
+        weight: &weights[norm.weight.range()],
+        bias: &weights[norm.bias.range()],
+        epsilon: norm.epsilon,
+    }
+}
+
+/// The gradients of gain and bias, which stand one after the other in every layout.
+fn norm_gradients<T>(grads: &mut [T], norm: Norm) -> (&mut [T], &mut [T]) {
+    let (before, after) = grads.split_at_mut(norm.bias.start);
+    (&mut before[norm.weight.range()], &mut after[..norm.bias.len])
+}
+
+fn sample<'a, T>(
+    shape: Shape,
+    attention: Attention<'a>,
+    qkv: &'a [T],
+    dropout: Dropout<'a>,
+    row: usize,
+) -> Sample<'a, T> {
+    let size = 3 * shape.columns * attention.heads * attention.head_width;
+    Sample {
+        attention,
+        documents: &attention.documents[row * shape.columns..][..shape.columns],
+        qkv: &qkv[row * size..][..size],
+        dropout,
+        row,
+    }
+}
+
+fn apply_dropout<T: Real>(shape: Shape, dropout: Dropout<'_>, values: &mut [T]) {
+    if dropout.rate == 0.0 || values.is_empty() {
+        return;
+    }
+    for (row, values) in values.chunks_exact_mut(values.len() / shape.rows).enumerate() {
+        for (element, value) in values.iter_mut().enumerate() {
+            *value = *value * T::of(dropout.factor(row, element as u64));
+        }
+    }
+}
+
+fn log_sum_exp<T: Real>(row: &[T]) -> T {
+    let max = row.iter().copied().fold(row[0], |max, x| if x > max { x } else { max });
+    max + row.iter().fold(T::ZERO, |sum, &x| sum + (x - max).exp()).ln()
+}
+
+/// √(2/π) and the cubic coefficient of GPT-2's GELU.
+const GELU_NEW: (f64, f64) = (0.797_884_560_802_865_4, 0.044_715);
+
+fn activate<T: Real>(activation: Activation, x: T) -> T {
+    let half = T::of(0.5);
+    match activation {
+        Activation::Identity => x,
+        Activation::Gelu => half * x * (T::ONE + (x * T::of(std::f64::consts::FRAC_1_SQRT_2)).erf()),
+        Activation::GeluNew => {
+            let inner = T::of(GELU_NEW.0) * (x + T::of(GELU_NEW.1) * x * x * x);
+            half * x * (T::ONE + inner.tanh())
+        }
+    }
+}
+
+fn activation_slope<T: Real>(activation: Activation, x: T) -> T {
+    let half = T::of(0.5);
+    match activation {
+        Activation::Identity => T::ONE,
+        Activation::Gelu => {
+            let density = T::of(1.0 / std::f64::consts::TAU.sqrt()) * (-(x * x) * half).exp();
+            half * (T::ONE + (x * T::of(std::f64::consts::FRAC_1_SQRT_2)).erf()) + x * density
+        }
+        Activation::GeluNew => {
+            let inner = T::of(GELU_NEW.0) * (x + T::of(GELU_NEW.1) * x * x * x);
+            let tanh = inner.tanh();
+            let slope = T::of(GELU_NEW.0) * (T::ONE + T::of(3.0 * GELU_NEW.1) * x * x);
+            half * (T::ONE + tanh) + half * x * (T::ONE - tanh * tanh) * slope
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The gradients of a step while they are summed: open lots, and the tree of sealed ones.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::lots::{Lots, Node, Tree};
+use crate::stage::{Folded, StageError};
+
+/// The sums of one step; `B` is a gradient.
+pub struct StepSums<B> {
+    lots: Lots,
+    open: BTreeMap<u32, OpenLot<B>>,
+    sealed: Tree<B>,
+}
+
+/// A lot that lacks microbatches.
+struct OpenLot<B> {
+    /// The microbatch whose turn it is.
+    next: u32,
+    sum: Option<B>,
+    /// Gradients that came before their turn.
+    early: BTreeMap<u32, B>,
+}
+
+impl<B> StepSums<B> {
+    pub fn new(lots: Lots) -> StepSums<B> {
+        StepSums { lots, open: BTreeMap::new(), sealed: Tree::new(lots.lots) }
+    }
+
+    /// Whether the gradient of `microbatch` may be folded; asked before the gradient is given away.
+    pub fn check(&self, lots: Lots, microbatch: u32) -> Result<(), StageError> {
+        if lots != self.lots || microbatch >= lots.microbatches {
+            let Lots { microbatches, lots } = self.lots;
+            return Err(StageError::Lots { microbatches, lots });
+        }
+        let lot = lots.lot_of(microbatch);
+        let counted = self.sealed.holds(lot)
+            || self.open.get(&lot).is_some_and(|o| microbatch < o.next || o.early.contains_key(&microbatch));
+        if counted { Err(StageError::Twice { microbatch, lot }) } else { Ok(()) }
+    }
+
+    /// Folds a gradient that was checked: `add(sum, gradient)`.
+    pub fn fold(&mut self, microbatch: u32, gradient: B, mut add: impl FnMut(&mut B, &B)) -> Folded {
+        let lot = self.lots.lot_of(microbatch);
+        let members = self.lots.microbatches_of(lot);
+        let open = self.open.entry(lot).or_insert_with(|| OpenLot {
+            next: members.start,
+            sum: None,
+            early: BTreeMap::new(),
+        });
+        open.early.insert(microbatch, gradient);
+        while let Some(gradient) = open.early.remove(&open.next) {
+            match &mut open.sum {
+                Some(sum) => add(sum, &gradient),
+                None => open.sum = Some(gradient),
+            }
+            open.next += 1;
+        }
+        if open.next < members.end {
+            return Folded::Open;
+        }
+        if let Some(sum) = self.open.remove(&lot).and_then(|open| open.sum) {
+            // It cannot overlap: `check` refuses microbatches of sealed lots.
+            let _ = self.sealed.enter(Node::lot(lot), sum, add);
+        }
+        Folded::Sealed
+    }
+
+    /// Drops a lot, open or sealed, whole; returns the lots that are gone with it.
+    pub fn revoke(&mut self, lot: u32) -> Range<u32> {
+        match self.open.remove(&lot) {
+            Some(_) => lot..lot + 1,
+            None => self.sealed.drop_lot(lot),
+        }
+    }
+
+    pub fn nodes(&self) -> Vec<Node> {
+        self.sealed.nodes().collect()
+    }
+
+    pub fn sum(&self, node: Node) -> Option<&B> {
+        self.sealed.sum(node)
+    }
+}

@@ -1,0 +1,303 @@
+//! A run: everything a run file says, and the part of it that defines the training.
+
+mod file;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use starling_corpus::{DataConfig, Problem};
+
+pub use file::RunFileError;
+
+use crate::config::ModelConfig;
+use crate::lots::Lots;
+use crate::optimiser::OptimiserConfig;
+use crate::stage::Keep;
+
+/// A run file, every default filled in. [`Run::parse`] makes one from TOML.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Run {
+    /// What the run is called; by default the name of its file.
+    pub name: String,
+    /// Seed of everything random: weights, order of samples, dropout.
+    pub seed: u64,
+    /// The model.
+    pub model: ModelConfig,
+    /// What it is trained on.
+    pub data: DataConfig,
+    /// How it is trained.
+    pub optimiser: OptimiserConfig,
+    /// How long, and in what pieces.
+    pub train: TrainConfig,
+    /// When it is evaluated on held-out text.
+    pub evaluate: EvaluateConfig,
+    /// When its state is written down.
+    pub checkpoint: CheckpointConfig,
+}
+
+/// The `[train]` section: how long, and in what pieces.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainConfig {
+    /// Number of optimiser updates.
+    pub steps: u64,
+    /// Samples of one step.
+    pub batch: u32,
+    /// Samples computed together; only speed and the last bits depend on it.
+    pub microbatch: u32,
+    /// Lots that a step's microbatches form; only the last bits depend on it.
+    pub lots: u32,
+    /// Stages that the model is cut into; nothing depends on it.
+    pub stages: usize,
+    /// What a stage keeps between forward and backward; nothing but memory and time depends on it.
+    pub keep: Keep,
+    /// Arithmetic of weights and activations.
+    pub precision: Precision,
+    /// Threads; 0 means one for every core. Nothing but time depends on it.
+    pub threads: usize,
+    /// Steps from one hash of the weights to the next; 0 never.
+    pub hash_every: u64,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        TrainConfig {
+            steps: 500,
+            batch: 16,
+            microbatch: 8,
+            lots: 1,
+            stages: 1,
+            keep: Keep::All,
+            precision: Precision::F32,
+            threads: 0,
+            hash_every: 1,
+        }
+    }
+}
+
+impl TrainConfig {
+    /// The lots of a step.
+    pub fn lots(&self) -> Lots {
+        Lots { microbatches: self.batch.div_ceil(self.microbatch), lots: self.lots }
+    }
+}
+
+/// Arithmetic of weights and activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Precision {
+    /// Single.
+    F32,
+    /// Double.
+    F64,
+}
+
+/// The `[evaluate]` section: when the model is tried on held-out text.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct EvaluateConfig {
+    /// Steps from one evaluation to the next; 0 only at the end.
+    pub every: u64,
+    /// Held-out windows that one evaluation takes at the most; 0 means all.
+    pub windows: u64,
+    /// Tokens of generated text shown with each evaluation; 0 shows none.
+    pub sample_tokens: u32,
+}
+
+impl Default for EvaluateConfig {
+    fn default() -> Self {
+        EvaluateConfig { every: 100, windows: 64, sample_tokens: 60 }
+    }
+}
+
+/// The `[checkpoint]` section: when the state is written down, and what is kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct CheckpointConfig {
+    /// Steps from one checkpoint to the next; 0 only at the end.
+    pub every: u64,
+    /// Newest checkpoints that are kept.
+    pub keep: usize,
+    /// Checkpoints of steps divisible by this are kept for good; 0 keeps none.
+    pub keep_every: u64,
+}
+
+impl Default for CheckpointConfig {
+    fn default() -> Self {
+        CheckpointConfig { every: 100, keep: 2, keep_every: 0 }
+    }
+}
+
+impl Run {
+    /// What is wrong with it, each with a remedy; nothing runs until there is none.
+    pub fn problems(&self) -> Vec<Problem> {
+        let mut problems = self.model.problems();
+        problems.extend(self.data.problems());
+        problems.extend(self.optimiser.problems());
+        let mut check = |ok: bool, key: &str, message: String, remedy: String| {
+            if !ok {
+                problems.push(Problem { key: key.to_string(), message, remedy });
+            }
+        };
+        let train = &self.train;
+        let named = self.name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c))
+            && !self.name.starts_with('.');
+        check(
+            named,
+            "name",
+            format!("{:?} cannot name a folder", self.name),
+            "use letters, digits, - and _".into(),
+        );
+        check(
+            train.steps > 0,
+            "train.steps",
+            "a run of 0 steps trains nothing".into(),
+            "use at least 1".into(),
+        );
+        check(
+            train.batch > 0,
+            "train.batch",
+            "a step of 0 samples trains nothing".into(),
+            "use at least 1".into(),
+        );
+        let fits = (1..=train.batch.max(1)).contains(&train.microbatch);
+        let message =
+            format!("a microbatch of {} does not fit a step of {} samples", train.microbatch, train.batch);
+        check(fits, "train.microbatch", message, format!("use 1 to {}", train.batch.max(1)));
+        if fits && train.batch > 0 {
+            let most = train.lots().microbatches;
+            let message = format!("{} lots of {most} microbatches would leave lots empty", train.lots);
+            check(
+                (1..=most).contains(&train.lots),
+                "train.lots",
+                message,
+                format!("use 1 to {most}, or smaller microbatches"),
+            );
+        }
+        let units = self.model.layers.saturating_add(2);
+        let message = format!(
+            "a model of {} blocks, embedding and head cannot be cut into {} stages",
+            self.model.layers, train.stages
+        );
+        check((1..=units).contains(&train.stages), "train.stages", message, format!("use 1 to {units}"));
+        check(
+            train.threads <= 4096,
+            "train.threads",
+            format!("{} threads are too many", train.threads),
+            "use 0 for one on every core".into(),
+        );
+        check(
+            self.checkpoint.keep > 0,
+            "checkpoint.keep",
+            "keeping no checkpoint would lose the run".into(),
+            "use at least 1".into(),
+        );
+        problems
+    }
+
+    /// What defines the training, given what the corpus turned out to hold.
+    pub fn definition(&self, vocabulary: usize, corpus: String) -> Definition {
+        let optimiser = OptimiserConfig {
+            decay_steps: Some(self.optimiser.decay_steps.unwrap_or(self.train.steps)),
+            ..self.optimiser.clone()
+        };
+        Definition {
+            seed: self.seed,
+            vocabulary,
+            model: self.model.clone(),
+            corpus,
+            held_out: self.data.held_out,
+            document_mask: self.data.document_mask,
+            optimiser,
+            batch: self.train.batch,
+        }
+    }
+}
+
+/// What defines a training: two runs with equal definitions train the same model, wherever they write and
+/// however they are cut. Its hash is the run's identity.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Definition {
+    /// The run's seed.
+    pub seed: u64,
+    /// Tokens that the model knows.
+    pub vocabulary: usize,
+    /// The model.
+    pub model: ModelConfig,
+    /// Hash of the corpus's contents, its sources' weights included.
+    pub corpus: String,
+    /// Fraction of documents held out.
+    pub held_out: f64,
+    /// Whether attention stays inside documents.
+    pub document_mask: bool,
+    /// The optimiser, its schedule resolved.
+    pub optimiser: OptimiserConfig,
+    /// Samples of one step.
+    pub batch: u32,
+}
+
+impl Definition {
+    /// The run's identity: BLAKE3 of the definition, in hexadecimal.
+    pub fn identity(&self) -> String {
+        let mut hasher = blake3::Hasher::new_derive_key("starling 2026 run identity");
+        // Keys come in the order of the fields and numbers in their shortest form: the text is canonical.
+        hasher.update(self.json().to_string().as_bytes());
+        hasher.finalize().to_hex().to_string()
+    }
+
+    /// Where two definitions differ: key, this one's value, the other's.
+    pub fn differences(&self, other: &Definition) -> Vec<(String, String, String)> {
+        let mut list = Vec::new();
+        differences("", &self.json(), &other.json(), &mut list);
+        list
+    }
+
+    fn json(&self) -> serde_json::Value {
+        serde_json::to_value(self).expect("a definition is plain numbers and strings")
+    }
+}
+
+fn differences(
+    key: &str,
+    a: &serde_json::Value,
+    b: &serde_json::Value,
+    list: &mut Vec<(String, String, String)>,
+) {
+    use serde_json::Value;
+    match (a, b) {
+        (Value::Object(x), Value::Object(y)) => {
+            let keys: std::collections::BTreeSet<&String> = x.keys().chain(y.keys()).collect();
+            for name in keys {
+                let path = if key.is_empty() { name.clone() } else { format!("{key}.{name}") };
+                let none = Value::Null;
+                differences(&path, x.get(name).unwrap_or(&none), y.get(name).unwrap_or(&none), list);
+            }
+        }
+        _ if a == b => {}
+        _ => list.push((key.to_string(), a.to_string(), b.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identity_follows_what_defines_the_training_and_nothing_else() {
+        let run = Run::default();
+        let identity = |run: &Run| run.definition(257, "c".into()).identity();
+        let mut other = run.clone();
+        other.name = "elsewhere".into();
+        other.train.stages = 3;
+        other.train.threads = 7;
+        other.train.microbatch = 2;
+        other.checkpoint.every = 1;
+        assert_eq!(identity(&run), identity(&other));
+        other.optimiser.lr = 1.0;
+        assert_ne!(identity(&run), identity(&other));
+        let (a, b) = (run.definition(257, "c".into()), other.definition(257, "c".into()));
+        let named: Vec<String> = a.differences(&b).into_iter().map(|d| d.0).collect();
+        assert_eq!(named, ["optimiser.lr"]);
+    }
+}

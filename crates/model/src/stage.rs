@@ -1,0 +1,286 @@
+//! The upper level of compute: a stage as the rest of Starling talks to it.
+//!
+//! A [`Stage`] is a contiguous run of the model's units with their weights. It is an object, and everything
+//! crosses its boundary as plain numbers and bytes, so that what stands behind it may be this process
+//! ([`crate::local::LocalStage`]), or later a whole job of another framework behind a socket.
+//!
+//! The life of a step in a stage: `forward` and `backward` for every microbatch; each `backward` leaves a
+//! [`Pending`] gradient, which enters its lot by `fold`, once, or is thrown away; lots that have all their
+//! microbatches are *sealed*; sealed sums are read, reduced outside in the fixed tree, and written back
+//! (`begin_reduce`, `write_reduced`); parameters used in several places are added up by `contribute` and
+//! `settle`; `prepare` tells the sums of squares; `apply` carries out the commit. Nothing changes a weight before.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine::{Dtype, Shape};
+use crate::layout::Layout;
+use crate::lots::{Lots, Node};
+use crate::optimiser::Update;
+
+/// One microbatch of one step, to be computed with the weights of `version`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Microbatch {
+    /// The step it belongs to.
+    pub step: u64,
+    /// Its place in the step.
+    pub index: u32,
+    /// Updates that the weights have seen; a step that was skipped counts.
+    pub version: u64,
+}
+
+/// What a stage must know of a microbatch besides its input.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Meta {
+    /// Rows and columns.
+    pub shape: Shape,
+    /// Global sample number of each row.
+    pub samples: Vec<u64>,
+    /// Position of each token in its document or row.
+    pub positions: Vec<u32>,
+    /// Document of each token in its row; attention does not cross it.
+    pub documents: Vec<u32>,
+    /// What each token should predict; [`crate::engine::NO_TARGET`] where there is no loss.
+    pub targets: Vec<u32>,
+}
+
+/// What enters a stage.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Input {
+    /// Token ids, into the first stage.
+    Tokens(Vec<u32>),
+    /// Hidden states, into every other.
+    Hidden(Hidden),
+}
+
+/// Hidden states, or their gradient, between two stages.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hidden {
+    /// Rows and columns.
+    pub shape: Shape,
+    /// Width of the residual stream.
+    pub width: usize,
+    /// How elements are stored.
+    pub dtype: Dtype,
+    /// Little-endian elements, row-major.
+    pub bytes: Vec<u8>,
+}
+
+/// What leaves a stage.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Output {
+    /// Hidden states for the next stage.
+    Hidden(Hidden),
+    /// The last stage's loss.
+    Loss(Loss),
+    /// The last stage's logits at the last position of each row (only when inferring).
+    Logits(Vec<f32>),
+}
+
+/// The loss of some microbatches, not yet divided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Loss {
+    /// Sum over tokens of −ln p(target), in nats.
+    pub sum: f64,
+    /// Tokens that carry loss.
+    pub tokens: u64,
+}
+
+impl std::ops::AddAssign for Loss {
+    fn add_assign(&mut self, other: Loss) {
+        self.sum += other.sum;
+        self.tokens += other.tokens;
+    }
+}
+
+impl Loss {
+    /// Mean loss in nats per token.
+    pub fn mean(&self) -> f64 {
+        self.sum / self.tokens as f64
+    }
+}
+
+/// What a stage keeps between forward and backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Keep {
+    /// Everything that backward needs.
+    All,
+    /// Its input; backward computes the rest again.
+    Input,
+}
+
+/// What the last stage is asked for when inferring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// The loss over all targets.
+    Loss,
+    /// Logits at the last position of each row.
+    NextToken,
+}
+
+/// A forward pass that waits for its backward.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(pub(crate) u64);
+
+/// The gradient of one microbatch in this stage, not in any sum yet.
+#[derive(Debug, PartialEq)]
+pub struct Pending {
+    pub(crate) id: u64,
+    /// Whose gradient it is.
+    pub microbatch: Microbatch,
+    /// The loss, from the last stage.
+    pub loss: Option<Loss>,
+}
+
+/// What `fold` made of a gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Folded {
+    /// Microbatches of the lot are still missing.
+    Open,
+    /// The lot has all its microbatches.
+    Sealed,
+}
+
+/// What a stage knows of the reduced gradient before the commit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prepared {
+    /// BLAKE3 of the reduced gradient: replicas must agree on it.
+    pub gradient_hash: [u8; 32],
+    /// Σ g² in f64 of each parameter that this stage counts; a shared one is counted by its first stage.
+    pub sums_of_squares: BTreeMap<String, f64>,
+}
+
+/// The end of a step, the same for every stage and replica.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Commit {
+    /// The version it is applied to; applying makes the next.
+    pub version: u64,
+    /// The update, or `None` to skip it (the gradient was not finite), everywhere.
+    pub update: Option<Update>,
+}
+
+/// A flat vector of the stage's that can be read and written: everything that a joiner or a checkpoint needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The weights.
+    Weights,
+    /// The optimiser's moment of this number.
+    Moment(usize),
+}
+
+/// A contiguous run of the model's units with their weights; see the module's head.
+pub trait Stage: Send {
+    /// Where each parameter stands in [`State`] vectors.
+    fn layout(&self) -> &Layout;
+    /// Elements of a gradient as it is summed, with a slot for each use of a parameter.
+    fn gradient_len(&self) -> usize;
+    /// How elements are stored.
+    fn dtype(&self) -> Dtype;
+    /// The numerics class: stages of one class agree bit for bit.
+    fn class(&self) -> String;
+    /// Updates that the weights have seen.
+    fn version(&self) -> u64;
+    /// Vectors of [`State::Moment`].
+    fn moments(&self) -> usize;
+
+    /// Computes forward and remembers what `keep` says under the ticket.
+    fn forward(
+        &mut self,
+        microbatch: Microbatch,
+        input: Input,
+        meta: Meta,
+        keep: Keep,
+    ) -> Result<(Output, Ticket), StageError>;
+    /// Computes backward: the gradient of the output in (none for the last stage), of the input out (none from
+    /// the first stage).
+    fn backward(
+        &mut self,
+        ticket: Ticket,
+        gradient: Option<Hidden>,
+    ) -> Result<(Option<Hidden>, Pending), StageError>;
+    /// Computes forward without dropout, and keeps nothing.
+    fn infer(&self, input: Input, meta: &Meta, want: Want) -> Result<Output, StageError>;
+
+    /// Adds a gradient to its lot, in the order of microbatches: one that comes early waits inside.
+    fn fold(&mut self, pending: Pending, lots: Lots) -> Result<Folded, StageError>;
+    /// Throws a gradient away.
+    fn discard(&mut self, pending: Pending);
+    /// Throws away what is kept of a forward pass.
+    fn forget(&mut self, ticket: Ticket);
+    /// Drops a lot whole, with the lots it was merged with; returns the lots that must be done again.
+    fn revoke(&mut self, lot: u32) -> Range<u32>;
+    /// The sums it holds: nodes of the tree over lots.
+    fn held(&self) -> Vec<Node>;
+    /// Little-endian bytes of a piece of the sum at a node.
+    fn read_sum(&self, node: Node, piece: Range<usize>) -> Result<Vec<u8>, StageError>;
+
+    /// Starts an attempt to reduce; what an earlier attempt wrote is void, the sums are untouched.
+    fn begin_reduce(&mut self);
+    /// Writes a piece of the reduced gradient.
+    fn write_reduced(&mut self, start: usize, bytes: &[u8]) -> Result<(), StageError>;
+    /// Names of parameters that have more than one use in the whole model, and one of them here.
+    fn shared(&self) -> Vec<String>;
+    /// Adds this stage's uses of a shared parameter, in order, to what the stages before it contributed.
+    fn contribute(&self, name: &str, before: Option<&[u8]>) -> Result<Vec<u8>, StageError>;
+    /// Takes the sum over all uses of a shared parameter.
+    fn settle(&mut self, name: &str, total: &[u8]) -> Result<(), StageError>;
+    /// What the coordinator must know before it commits.
+    fn prepare(&self) -> Result<Prepared, StageError>;
+    /// Carries out a commit, once: applying it again changes nothing.
+    fn apply(&mut self, commit: &Commit) -> Result<u64, StageError>;
+
+    /// Little-endian bytes of a piece of a state vector.
+    fn read(&self, state: State, piece: Range<usize>) -> Result<Vec<u8>, StageError>;
+    /// Overwrites a piece of a state vector.
+    fn write(&mut self, state: State, start: usize, bytes: &[u8]) -> Result<(), StageError>;
+    /// Says which version the state that was written is; drops all work under way.
+    fn restore(&mut self, version: u64);
+    /// BLAKE3 of each parameter's weights.
+    fn weight_hashes(&self) -> BTreeMap<String, [u8; 32]>;
+
+    /// Bytes that it needs with `in_flight` microbatches of `shape` between forward and backward.
+    fn plan(&self, shape: Shape, in_flight: usize, keep: Keep) -> u64;
+}
+
+/// Why a stage refused; nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum StageError {
+    #[error(
+        "{what} of the microbatch has {got} elements where {expected} are expected; the sender and this stage disagree about the model or the microbatch"
+    )]
+    Length { what: &'static str, expected: usize, got: usize },
+    #[error("{what} {value} is not below {limit}; the microbatch does not fit this model")]
+    Range { what: &'static str, value: u64, limit: u64 },
+    #[error(
+        "hidden states of {got} arrived where {expected} are expected; the stages are cut from different models"
+    )]
+    Hidden { expected: String, got: String },
+    #[error("{got} arrived where this stage takes {expected}")]
+    Kind { expected: &'static str, got: &'static str },
+    #[error(
+        "work for version {asked} arrived while this stage is at version {have}; it belongs to another step and is refused"
+    )]
+    Version { asked: u64, have: u64 },
+    #[error("no forward pass waits under ticket {0}; it was used, forgotten or dropped by a commit")]
+    Ticket(u64),
+    #[error("no gradient waits under number {0}; it was folded, discarded or dropped by a commit")]
+    Pending(u64),
+    #[error(
+        "microbatch {microbatch} is in lot {lot} already; counting it twice would change the training, so it is refused"
+    )]
+    Twice { microbatch: u32, lot: u32 },
+    #[error("the step has {microbatches} microbatches in {lots} lots here, and others elsewhere; refused")]
+    Lots { microbatches: u32, lots: u32 },
+    #[error("this stage holds no sum at node {0:?}")]
+    Node(Node),
+    #[error("elements {start}..{end} lie outside a vector of {len}")]
+    Piece { start: usize, end: usize, len: usize },
+    #[error("{missing} elements of the reduced gradient have not arrived; nothing was applied")]
+    Incomplete { missing: usize },
+    #[error("this stage has no {0}")]
+    Unknown(String),
+}

@@ -1,0 +1,192 @@
+//! Every operation of the naive engine in f64 agrees with finite differences, in every operand.
+
+use starling_model::engine::naive::Naive;
+use starling_model::engine::{Activation, Attention, Engine, Linear, NO_TARGET, Norm, Shape, Span};
+use starling_model::random::{Dropout, normals};
+
+const SHAPE: Shape = Shape { rows: 2, columns: 5 };
+const WIDTH: usize = 6;
+const INNER: usize = 7;
+const VOCABULARY: usize = 11;
+const SAMPLES: [u64; 2] = [3, 1 << 40];
+/// The second row holds two documents.
+const DOCUMENTS: [u32; 10] = [0, 0, 0, 0, 0, 0, 0, 1, 1, 1];
+const TOKENS: [u32; 10] = [1, 4, 1, 0, 10, 2, 2, 3, 9, 9];
+const POSITIONS: [u32; 10] = [0, 1, 2, 3, 4, 0, 1, 0, 1, 2];
+const TARGETS: [u32; 10] = [4, 1, 0, 10, NO_TARGET, 2, NO_TARGET, 9, 9, 0];
+
+fn engine() -> Naive<f64> {
+    Naive::new(1).unwrap()
+}
+
+fn numbers(name: &str, count: usize) -> Vec<f64> {
+    normals(1, name, count).map(|x| 0.7 * x).collect()
+}
+
+fn dropout(rate: f64) -> Dropout<'static> {
+    Dropout { rate, seed: 5, place: 9, samples: &SAMPLES }
+}
+
+fn attention() -> Attention<'static> {
+    Attention { heads: 2, head_width: WIDTH / 2, documents: &DOCUMENTS }
+}
+
+fn span(start: usize, len: usize) -> Span {
+    Span { start, len }
+}
+
+/// A norm and a linear layer in one flat vector, and the vector's length.
+fn norm_linear() -> (Norm, Linear, usize) {
+    let norm = Norm { weight: span(0, WIDTH), bias: span(WIDTH, WIDTH), epsilon: 1e-5 };
+    let weight = span(2 * WIDTH, WIDTH * INNER);
+    let bias = span(2 * WIDTH + WIDTH * INNER, INNER);
+    (norm, Linear { weight, bias, inputs: WIDTH, outputs: INNER }, 2 * WIDTH + WIDTH * INNER + INNER)
+}
+
+/// Compares a gradient with central differences of `value` in each element of `at`.
+fn agrees(name: &str, at: &[f64], gradient: &[f64], value: impl Fn(&[f64]) -> f64) {
+    assert_eq!(at.len(), gradient.len());
+    let mut moved = at.to_vec();
+    for i in 0..at.len() {
+        let step = 1e-5;
+        moved[i] = at[i] + step;
+        let above = value(&moved);
+        moved[i] = at[i] - step;
+        let below = value(&moved);
+        moved[i] = at[i];
+        let difference = (above - below) / (2.0 * step);
+        let error = (difference - gradient[i]).abs() / (1.0 + difference.abs());
+        assert!(error < 1e-7, "{name}[{i}]: differences {difference}, gradient {}", gradient[i]);
+    }
+}
+
+/// A fixed weighting turns a vector into the one number that is differentiated.
+fn weighed(values: &[f64]) -> f64 {
+    values.iter().zip(numbers("weighing", values.len())).map(|(x, w)| x * w).sum()
+}
+
+#[test]
+fn embedding() {
+    let engine = engine();
+    let weights = numbers("weights", (VOCABULARY + 5) * WIDTH);
+    let (table, positions) = (span(0, VOCABULARY * WIDTH), span(VOCABULARY * WIDTH, 5 * WIDTH));
+    for rate in [0.0, 0.3] {
+        let forward = |weights: &[f64]| {
+            let weights = weights.to_vec();
+            engine.embed(SHAPE, WIDTH, &TOKENS, &POSITIONS, &weights, table, positions, dropout(rate))
+        };
+        let d_out = numbers("weighing", SHAPE.tokens() * WIDTH);
+        let mut grads = vec![0.0; weights.len()];
+        engine.embed_backward(
+            SHAPE,
+            WIDTH,
+            &TOKENS,
+            &POSITIONS,
+            dropout(rate),
+            &d_out,
+            &mut grads,
+            table,
+            positions,
+        );
+        agrees("weights", &weights, &grads, |weights| weighed(&forward(weights)));
+    }
+}
+
+#[test]
+fn norm_and_linear() {
+    let engine = engine();
+    let (norm, linear, len) = norm_linear();
+    let weights = numbers("weights", len);
+    let x = numbers("x", SHAPE.tokens() * WIDTH);
+    let d_out = numbers("weighing", SHAPE.tokens() * INNER);
+    let before = numbers("before", x.len());
+    let mut d_x = before.clone();
+    let mut grads = vec![0.0; len];
+    engine.norm_linear_backward(&x, &weights, norm, linear, &d_out, &mut d_x, &mut grads, norm, linear);
+    let d_x: Vec<f64> = d_x.iter().zip(before).map(|(d, before)| d - before).collect();
+    agrees("x", &x, &d_x, |x| weighed(&engine.norm_linear(&x.to_vec(), &weights, norm, linear)));
+    agrees("weights", &weights, &grads, |w| weighed(&engine.norm_linear(&x, &w.to_vec(), norm, linear)));
+}
+
+#[test]
+fn attention_inside_documents_with_dropout() {
+    let engine = engine();
+    let qkv = numbers("qkv", SHAPE.tokens() * 3 * WIDTH);
+    for rate in [0.0, 0.4] {
+        let forward = |qkv: &[f64]| engine.attention(SHAPE, attention(), &qkv.to_vec(), dropout(rate));
+        let (out, sums) = forward(&qkv);
+        let d_out = numbers("weighing", out.len());
+        let d_qkv = engine.attention_backward(SHAPE, attention(), &qkv, &out, &sums, dropout(rate), &d_out);
+        agrees("qkv", &qkv, &d_qkv, |qkv| weighed(&forward(qkv).0));
+    }
+}
+
+#[test]
+fn linear_and_residual() {
+    let engine = engine();
+    let (_, linear, len) = norm_linear();
+    let weights = numbers("weights", len);
+    let x = numbers("x", SHAPE.tokens() * WIDTH);
+    let residual = numbers("residual", SHAPE.tokens() * INNER);
+    for activation in [Activation::Identity, Activation::Gelu, Activation::GeluNew] {
+        let forward = |x: &[f64], w: &[f64]| {
+            let (x, w) = (x.to_vec(), w.to_vec());
+            weighed(&engine.linear_residual(SHAPE, activation, &x, &w, linear, dropout(0.2), &residual))
+        };
+        let d_out = numbers("weighing", residual.len());
+        let mut grads = vec![0.0; len];
+        let d_x = engine.linear_residual_backward(
+            SHAPE,
+            activation,
+            &x,
+            &weights,
+            linear,
+            dropout(0.2),
+            &d_out,
+            &mut grads,
+            linear,
+        );
+        agrees("x", &x, &d_x, |x| forward(x, &weights));
+        agrees("weights", &weights, &grads, |w| forward(&x, w));
+    }
+}
+
+#[test]
+fn head_and_loss() {
+    let engine = engine();
+    let norm = Norm { weight: span(0, WIDTH), bias: span(WIDTH, WIDTH), epsilon: 1e-5 };
+    let table = span(2 * WIDTH, VOCABULARY * WIDTH);
+    let weights = numbers("weights", 2 * WIDTH + table.len);
+    // More tokens than the head takes at a time.
+    let targets: Vec<u32> = (0..10).flat_map(|_| TARGETS).collect();
+    let x = numbers("x", targets.len() * WIDTH);
+    let mut grads = vec![0.0; weights.len()];
+    let d_x = engine.head_loss_backward(&x, &weights, norm, table, &targets, &mut grads, norm, table);
+    agrees("x", &x, &d_x, |x| engine.head_loss(&x.to_vec(), &weights, norm, table, &targets));
+    agrees("weights", &weights, &grads, |w| engine.head_loss(&x, &w.to_vec(), norm, table, &targets));
+
+    let logits = engine.head_logits(&x, &weights, norm, table, &[3, 70]);
+    let loss = |token: usize, target: usize| {
+        let row = &logits[token * VOCABULARY..][..VOCABULARY];
+        let total: f64 = row.iter().map(|&l| f64::from(l).exp()).sum();
+        total.ln() - f64::from(row[target])
+    };
+    let mut only = vec![NO_TARGET; targets.len()];
+    (only[3], only[70]) = (5, 6);
+    let together = engine.head_loss(&x, &weights, norm, table, &only);
+    assert!((together - loss(0, 5) - loss(1, 6)).abs() < 1e-5);
+}
+
+#[test]
+fn huge_logits_and_scores_stay_finite() {
+    let engine = Naive::<f32>::new(1).unwrap();
+    let norm = Norm { weight: span(0, WIDTH), bias: span(WIDTH, WIDTH), epsilon: 1e-5 };
+    let table = span(2 * WIDTH, VOCABULARY * WIDTH);
+    let weights = vec![1e4f32; 2 * WIDTH + table.len];
+    let x: Vec<f32> = numbers("x", TARGETS.len() * WIDTH).into_iter().map(|x| x as f32).collect();
+    assert!(engine.head_loss(&x, &weights, norm, table, &TARGETS).is_finite());
+    let qkv: Vec<f32> =
+        numbers("qkv", SHAPE.tokens() * 3 * WIDTH).into_iter().map(|x| 1e4 * x as f32).collect();
+    let (out, sums) = engine.attention(SHAPE, attention(), &qkv, dropout(0.0));
+    assert!(out.iter().chain(&sums).all(|x| x.is_finite()));
+}

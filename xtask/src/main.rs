@@ -1,0 +1,47 @@
+//! `cargo xtask`: the commands that work on the project itself. `cargo xtask verify` is the gate.
+
+mod bench;
+mod fix;
+mod fuzz;
+mod licences;
+mod python;
+mod spdx;
+mod tool;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Work on Starling itself.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Check everything that must hold before a commit; changes nothing in the source tree
+    Verify(verify::Arguments),
+    /// Mend what can be mended by machine: formatting, and the lints that carry a fix
+    Fix,
+    /// Run a benchmark, or list them
+    Bench(bench::Arguments),
+    /// Run the fuzz targets of `fuzz/` for a while (nightly toolchain)
+    Fuzz(fuzz::Arguments),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Verify(arguments) => verify::run(&arguments),
+        Command::Fix => fix::run(),
+        Command::Bench(arguments) => bench::run(&arguments),
+        Command::Fuzz(arguments) => fuzz::run(&arguments),
+    };
+    let Err(error) = outcome else { return ExitCode::SUCCESS };
+    eprintln!("error: {error}");
+    error.chain().skip(1).for_each(|cause| eprintln!("  because {cause}"));
+    ExitCode::FAILURE
+}

@@ -3,6 +3,7 @@
 mod torch_parity;
 
 use std::fs;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -16,13 +17,16 @@ pub struct Arguments {
     /// Fail if a figure is not what it must be
     #[arg(long, requires = "name")]
     check: bool,
+    /// A plain text file for benchmarks that train on text; generated languages without it
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
 }
 
 /// A benchmark, as the list shows it.
 struct Benchmark {
     name: &'static str,
     about: &'static str,
-    run: fn() -> Result<Vec<Figure>>,
+    run: fn(&Arguments) -> Result<Vec<Figure>>,
 }
 
 const BENCHMARKS: &[Benchmark] = &[Benchmark {
@@ -57,7 +61,8 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let Some(benchmark) = BENCHMARKS.iter().find(|benchmark| benchmark.name == name) else {
         bail!("there is no benchmark `{name}`; `cargo xtask bench` lists them");
     };
-    let figures = (benchmark.run)().with_context(|| format!("the benchmark `{name}` did not finish"))?;
+    let figures =
+        (benchmark.run)(arguments).with_context(|| format!("the benchmark `{name}` did not finish"))?;
     print_table(&figures);
     save(benchmark.name, &figures)?;
     if arguments.check { demand(&figures) } else { Ok(()) }

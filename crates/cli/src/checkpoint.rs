@@ -1,6 +1,7 @@
 //! `starling checkpoint`: looks into checkpoints.
 
-use std::path::PathBuf;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -38,36 +39,37 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
 }
 
-fn inspect(path: &std::path::Path) -> Result<ExitCode> {
+fn inspect(path: &Path) -> Result<ExitCode> {
     let path = checkpoint_at(path)?;
     let checkpoint = Checkpoint::open(&path)?;
     let manifest = &checkpoint.manifest;
-    println!("{}", path.display());
-    println!("  run           {} ({})", manifest.run.name, &manifest.identity[..16]);
-    println!("  step          {} of {}", manifest.step, manifest.run.train.steps);
-    println!("  next sample   {}", manifest.next_sample);
-    println!("  next lr       {:.3e}", manifest.next_lr);
-    println!("  skipped       {} updates", manifest.skipped);
-    println!("  arithmetic    {}", manifest.class);
-    println!("  weights       {}", manifest.weights_hash);
-    for file in &manifest.files {
-        println!(
-            "  {:<13} {:>9} bytes  blake3 {}",
-            file.name,
-            file.bytes,
-            &file.blake3[..16.min(file.blake3.len())]
-        );
+    let mut out = format!("{}\n", path.display());
+    let rows = [
+        ("run", format!("{}, identity {}", manifest.run.name, manifest.identity)),
+        ("step", format!("{} of {}", manifest.step, manifest.run.train.steps)),
+        ("next sample", manifest.next_sample.to_string()),
+        ("next lr", format!("{:.3e}", manifest.next_lr)),
+        ("skipped", format!("{} updates", manifest.skipped)),
+        ("arithmetic", manifest.class.clone()),
+        ("weights", manifest.weights_hash.clone()),
+    ];
+    for (name, value) in rows {
+        let _ = writeln!(out, "  {name:<13} {value}");
     }
-    println!("\n  {:<28} {:>16} {:>10}", "tensor", "shape", "elements");
+    out.push_str("\n  file                      bytes  blake3\n");
+    for file in &manifest.files {
+        let _ = writeln!(out, "  {:<20} {:>10}  {}", file.name, file.bytes, file.blake3);
+    }
+    let _ = writeln!(out, "\n  {:<36} {:>14} {:>10}", "tensor", "shape", "elements");
     for (name, (shape, _)) in checkpoint.tensors()? {
         let elements: usize = shape.iter().product();
         let shape: Vec<String> = shape.iter().map(ToString::to_string).collect();
-        println!("  {name:<28} {:>16} {:>10}", shape.join(" × "), words::count(elements as f64));
+        let _ = writeln!(out, "  {name:<36} {:>14} {:>10}", shape.join(" × "), words::count(elements as f64));
     }
-    Ok(ExitCode::SUCCESS)
+    words::show(&out)
 }
 
-fn verify(path: &std::path::Path) -> Result<ExitCode> {
+fn verify(path: &Path) -> Result<ExitCode> {
     let path = checkpoint_at(path)?;
     let checkpoint = Checkpoint::open(&path)?;
     let manifest = &checkpoint.manifest;
@@ -76,12 +78,11 @@ fn verify(path: &std::path::Path) -> Result<ExitCode> {
         stages(&architecture, manifest.run.optimiser.rule(), &manifest.run.train, manifest.run.seed)?;
     checkpoint.restore(&mut stages)?;
     let bytes: u64 = manifest.files.iter().map(|file| file.bytes).sum();
-    println!(
-        "{} is whole: step {}, {} files, {} bytes, every hash as in the manifest",
+    words::show(&format!(
+        "{} is whole: step {}, {} files, {} bytes, every hash as in the manifest\n",
         path.display(),
         manifest.step,
         manifest.files.len(),
         words::count(bytes as f64)
-    );
-    Ok(ExitCode::SUCCESS)
+    ))
 }

@@ -9,6 +9,7 @@ use starling_model::checkpoint::Checkpoint;
 
 use crate::run_folder::checkpoint_at;
 use crate::session::Session;
+use crate::words;
 
 /// Loss, perplexity and bits per byte on held-out text
 #[derive(clap::Args)]
@@ -38,23 +39,23 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     if let Some(text) = &arguments.text {
         let text = std::path::absolute(text)?;
         let source = SourceConfig { path: text, weight: 1.0, split: Split::default() };
-        // Everything is held out: nothing of this text is trained on.
-        run.data = DataConfig {
-            sources: vec![source],
-            held_out: 1.0,
-            document_mask: run.data.document_mask,
-            ..Default::default()
-        };
+        let document_mask = run.data.document_mask;
+        run.data = DataConfig { sources: vec![source], held_out: 0.0, document_mask, ..Default::default() };
     }
     let mut session = Session::open(run, scratch.path())?;
     checkpoint.restore(session.reference.stages_mut())?;
-    let (loss, bits) = session
-        .held_out(arguments.windows)?
-        .context("the run holds no documents out (data.held_out = 0); name a text with --text")?;
-    println!("{}, step {}", path.display(), checkpoint.manifest.step);
-    println!("  tokens         {}", loss.tokens);
-    println!("  loss           {:.4} nats per token", loss.mean());
-    println!("  perplexity     {:.3}", loss.mean().exp());
-    println!("  bits per byte  {bits:.4}");
-    Ok(ExitCode::SUCCESS)
+    let measured = match arguments.text {
+        Some(_) => session.trained_on(arguments.windows)?,
+        None => session.held_out(arguments.windows)?,
+    };
+    let (loss, bits) =
+        measured.context("the run holds no documents out (data.held_out = 0); name a text with --text")?;
+    words::show(&format!(
+        "{}, step {}\n  tokens         {}\n  loss           {:.4} nats per token\n  perplexity     {:.3}\n  bits per byte  {bits:.4}\n",
+        path.display(),
+        checkpoint.manifest.step,
+        loss.tokens,
+        loss.mean(),
+        loss.mean().exp(),
+    ))
 }

@@ -1,6 +1,5 @@
 //! `starling generate`: lets a trained model write.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,6 +9,7 @@ use starling_model::generate::{Choice, generate};
 use starling_model::reference::stages;
 
 use crate::run_folder::checkpoint_at;
+use crate::words;
 
 /// Let a trained model write
 #[derive(clap::Args)]
@@ -63,8 +63,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         Some(end),
         |token| shown.see(token),
     )?;
-    println!();
-    Ok(ExitCode::SUCCESS)
+    words::show("\n")
 }
 
 /// Text as it comes: shown as far as its last character is whole.
@@ -77,8 +76,7 @@ struct Shown<'a> {
 impl<'a> Shown<'a> {
     fn new(tokeniser: &'a starling_corpus::Tokeniser, prompt: &[u32]) -> Result<Shown<'a>> {
         let text = tokeniser.decode(prompt);
-        print!("{text}");
-        std::io::stdout().flush()?;
+        words::show(&text)?;
         Ok(Shown { tokeniser, tokens: prompt.to_vec(), bytes: text.len() })
     }
 
@@ -88,8 +86,7 @@ impl<'a> Shown<'a> {
         // A character that is not whole yet ends the text as U+FFFD, and may still change.
         let whole = text.trim_end_matches('\u{FFFD}').len();
         if whole > self.bytes {
-            print!("{}", &text[self.bytes..whole]);
-            let _ = std::io::stdout().flush(); // A closed pipe shows at the next print.
+            let _ = words::show(&text[self.bytes..whole]); // What cannot be shown is lost on nobody.
             self.bytes = whole;
         }
     }

@@ -2,7 +2,6 @@
 
 mod checkpoint;
 mod eval;
-mod events;
 mod generate;
 mod interrupt;
 mod plot;

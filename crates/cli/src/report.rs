@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use starling_corpus::{NGram, Sampler};
+use starling_node::events::{self, Event};
 
-use crate::events::{self, Event};
 use crate::plot::{self, Series, Style};
 use crate::run_folder::{RunFolder, write_whole};
 use crate::session::Session;
@@ -81,7 +81,7 @@ struct History {
 impl History {
     fn read(folder: &RunFolder) -> Result<History> {
         let mut history = History::default();
-        for line in events::read(&folder.events())?.0 {
+        for line in events::read(&folder.events())?.lines {
             match line.event {
                 Event::Started { step, .. } => {
                     history.starts += 1;

@@ -5,9 +5,10 @@ use std::process::ExitCode;
 use anyhow::Result;
 use starling_model::run::Run;
 
+use crate::words;
+
 pub fn run() -> Result<ExitCode> {
-    print!("{}", text()?);
-    Ok(ExitCode::SUCCESS)
+    words::show(&text()?)
 }
 
 /// The schema as it stands in `docs/run.schema.json`.

@@ -1,13 +1,16 @@
 //! From a run to everything that is needed to train or ask it: corpus, sampler, stages.
 
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use starling_corpus::{Corpus, Sampler, Tokeniser};
+use starling_model::batch;
 use starling_model::checkpoint::{Checkpoint, Progress};
-use starling_model::reference::Reference;
+use starling_model::engine::NO_TARGET;
+use starling_model::reference::{Reference, loss_over};
 use starling_model::run::{Definition, Run};
-use starling_model::stage::Loss;
+use starling_model::stage::{Input, Loss, Meta};
 
 /// An opened run.
 pub struct Session {
@@ -25,7 +28,7 @@ impl Session {
         let tokeniser = corpus.tokeniser.clone();
         let definition = run.definition(tokeniser.vocabulary(), corpus.content_hash().to_hex().to_string());
         let sampler = Sampler::new(corpus, run.data.held_out, run.model.context, run.seed)
-            .context("the corpus does not fit the run")?;
+            .with_context(|| format!("{} cannot be trained on as it is", named(&run)))?;
         let reference = Reference::new(run, tokeniser.vocabulary(), sampler)?;
         Ok(Session { reference, definition, tokeniser, skipped: 0 })
     }
@@ -60,17 +63,34 @@ impl Session {
     /// Loss on `most` held-out windows at the most (0: all), and bits per byte of their text.
     pub fn held_out(&self, most: u64) -> Result<Option<(Loss, f64)>> {
         let sampler = self.reference.sampler();
-        let windows = sampler.held_out_windows();
-        if windows == 0 {
-            return Ok(None);
-        }
-        let loss = self.reference.held_out_loss(most)?;
+        let mask = self.reference.run().data.document_mask;
+        self.loss(sampler.held_out_windows(), most, |windows| batch::held_out(sampler, windows, mask))
+    }
+
+    /// The same on the windows that it could be trained on.
+    pub fn trained_on(&self, most: u64) -> Result<Option<(Loss, f64)>> {
+        let sampler = self.reference.sampler();
+        let mask = self.reference.run().data.document_mask;
+        self.loss(sampler.windows_per_epoch(), most, |windows| batch::training(sampler, windows, mask))
+    }
+
+    fn loss(
+        &self,
+        windows: u64,
+        most: u64,
+        mut contents: impl FnMut(Range<u64>) -> (Input, Meta),
+    ) -> Result<Option<(Loss, f64)>> {
         let windows = if most == 0 { windows } else { windows.min(most) };
-        let bytes_of = |index: u64| -> u64 {
-            sampler.held_out(index).tokens[1..].iter().map(|&token| self.tokeniser.bytes_of(token)).sum()
-        };
-        let bytes: u64 = (0..windows).map(bytes_of).sum();
-        Ok(Some((loss, bits_per_byte(loss, bytes))))
+        let at_a_time = self.reference.run().train.microbatch;
+        let mut bytes = 0;
+        let loss = loss_over(self.reference.stages(), windows, at_a_time, |windows| {
+            let (input, meta) = contents(windows);
+            let targets = meta.targets.iter().filter(|&&target| target != NO_TARGET);
+            bytes += targets.map(|&target| self.tokeniser.bytes_of(target)).sum::<u64>();
+            (input, meta)
+        })?;
+        let bits_per_byte = loss.sum / std::f64::consts::LN_2 / bytes.max(1) as f64;
+        Ok((loss.tokens > 0).then_some((loss, bits_per_byte)))
     }
 
     /// Numbers of weights.
@@ -83,9 +103,11 @@ impl Session {
     }
 }
 
-/// A loss in nats over text of so many bytes, as bits per byte.
-pub fn bits_per_byte(loss: Loss, bytes: u64) -> f64 {
-    loss.sum / std::f64::consts::LN_2 / bytes.max(1) as f64
+/// The corpus as a user knows it.
+fn named(run: &Run) -> String {
+    let paths: Vec<String> =
+        run.data.sources.iter().map(|source| source.path.display().to_string()).collect();
+    if paths.is_empty() { "the generated corpus".into() } else { paths.join(", ") }
 }
 
 /// Opens what the run is trained on. The paths in a resolved run are absolute.

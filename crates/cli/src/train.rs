@@ -1,5 +1,7 @@
 //! `starling train`: one run in this process.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -9,14 +11,17 @@ use starling_corpus::{DataConfig, SourceConfig, Split};
 use starling_model::checkpoint::{self, Checkpoint};
 use starling_model::generate::{Choice, generate};
 use starling_model::run::Run;
+use starling_node::events::{Event, EventLog};
 
-use crate::events::{Event, EventLog};
 use crate::interrupt::{self, Interrupt};
 use crate::progress::Progress;
 use crate::report::{self, Yardsticks};
 use crate::run_folder::{RunFolder, write_whole};
 use crate::session::Session;
 use crate::words;
+
+/// Bytes of a text in which blank lines are looked for: are its documents paragraphs, or lines?
+const LOOK_BYTES: u64 = 1 << 20;
 
 /// Train a run file, or a plain text file with sensible defaults
 ///
@@ -82,8 +87,7 @@ fn parse(input: &Path, overrides: &[String]) -> Result<Run> {
             std::fs::read_to_string(input).with_context(|| format!("cannot read the run file {shown}"))?;
         Run::parse(&text, &shown, overrides)?
     } else {
-        std::fs::metadata(input).with_context(|| format!("cannot read {shown}"))?;
-        let defaults = toml::to_string(&for_text(input))?;
+        let defaults = toml::to_string(&for_text(input)?)?;
         Run::parse(&defaults, &shown, overrides)?
     };
     let base = if is_run_file { input.parent().unwrap_or(Path::new("")) } else { Path::new("") };
@@ -95,9 +99,16 @@ fn parse(input: &Path, overrides: &[String]) -> Result<Run> {
 }
 
 /// What `starling train my.txt` means: a small model of bytes that learns to spell within minutes.
-fn for_text(text: &Path) -> Run {
-    let source = SourceConfig { path: text.to_path_buf(), weight: 1.0, split: Split::default() };
-    Run { data: DataConfig { sources: vec![source], ..Default::default() }, ..Default::default() }
+fn for_text(text: &Path) -> Result<Run> {
+    let mut beginning = Vec::new();
+    let file = File::open(text).with_context(|| format!("cannot read {}", text.display()))?;
+    file.take(LOOK_BYTES)
+        .read_to_end(&mut beginning)
+        .with_context(|| format!("cannot read {}", text.display()))?;
+    let paragraphs = beginning.windows(2).any(|pair| pair == b"\n\n");
+    let split = if paragraphs { Split::BlankLine } else { Split::Line };
+    let source = SourceConfig { path: text.to_path_buf(), weight: 1.0, split };
+    Ok(Run { data: DataConfig { sources: vec![source], ..Default::default() }, ..Default::default() })
 }
 
 /// Puts the newest checkpoint that is whole into the session.
@@ -231,13 +242,13 @@ impl Training<'_> {
         let tokens = generate(stages, context, vec![start], count, choice, Some(start), |_| {})?;
         let text = self.session.tokeniser.decode(&tokens[1..]);
         self.progress.say(&format!("         it writes: {}", text.trim().replace('\n', "\n           ")));
-        self.log.append(Event::Sample { step, text })
+        Ok(self.log.append(Event::Sample { step, text })?)
     }
 
     fn save(&mut self) -> Result<()> {
         let stages = self.session.reference.stages();
         checkpoint::save(&self.folder.checkpoints(), &self.session.progress(), stages)?;
-        self.log.append(Event::Checkpoint { step: self.session.reference.steps_done() })
+        Ok(self.log.append(Event::Checkpoint { step: self.session.reference.steps_done() })?)
     }
 
     fn interrupted(mut self, saved: Option<u64>) -> Result<ExitCode> {
@@ -264,10 +275,9 @@ impl Training<'_> {
         let weights = self.session.reference.weights_hash();
         self.log.append(Event::Finished { step: self.session.reference.steps_done(), weights })?;
         let yardsticks = Yardsticks::measure(self.session.reference.sampler());
-        print!("\n{}", report::write(self.folder, &self.session, yardsticks.as_ref())?);
+        let report = report::write(self.folder, &self.session, yardsticks.as_ref())?;
         let shown = self.folder.path().display();
-        println!("\n- plot: {shown}/loss.svg\n- try it: starling generate {shown}");
-        Ok(ExitCode::SUCCESS)
+        words::show(&format!("\n{report}\n- plot: {shown}/loss.svg\n- try it: starling generate {shown}\n"))
     }
 }
 

@@ -1,6 +1,19 @@
-//! Numbers as people read them.
+//! What people read: results on standard output, and numbers in few digits.
 
+use std::io::{ErrorKind, Write};
+use std::process::ExitCode;
 use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+/// Prints a result. A reader that has seen enough (`| head`) is no error.
+pub fn show(text: &str) -> Result<ExitCode> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("cannot print the result"),
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
 
 /// 1234567 → "1.23 M".
 pub fn count(value: f64) -> String {

@@ -189,7 +189,7 @@ pub enum SamplerError {
     /// A source has one document, and some were to be held out.
     #[error(
         "data source {source_number} has only one document, so none can be held out of training; \
-         set held_out = 0, give more text, or split it by line (split = \"line\")"
+         set data.held_out = 0, give more text, or split it by line (split = \"line\")"
     )]
     OneDocument {
         /// Which source.

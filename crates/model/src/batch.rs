@@ -30,20 +30,29 @@ pub fn prompt(tokens: &[u32]) -> (Input, Meta) {
     (Input::Tokens(tokens.to_vec()), meta)
 }
 
+/// Windows as rows; one that is shorter than the longest is filled up with tokens that carry no loss.
 fn assemble(samples: Vec<u64>, windows: Vec<Window>, document_mask: bool) -> (Input, Meta) {
-    let columns = windows.first().map_or(0, |window| window.tokens.len().saturating_sub(1));
-    let mut tokens = Vec::with_capacity(windows.len() * columns);
+    let columns = windows.iter().map(|window| window.tokens.len().saturating_sub(1)).max().unwrap_or(0);
+    let size = windows.len() * columns;
+    let mut tokens = Vec::with_capacity(size);
     let mut meta = Meta {
         shape: Shape { rows: windows.len(), columns },
         samples,
-        positions: Vec::with_capacity(windows.len() * columns),
-        documents: Vec::with_capacity(windows.len() * columns),
-        targets: Vec::with_capacity(windows.len() * columns),
+        positions: Vec::with_capacity(size),
+        documents: Vec::with_capacity(size),
+        targets: Vec::with_capacity(size),
     };
     for window in &windows {
+        let document = |i: usize| if document_mask { window.documents[i] } else { 0 };
         let mut start = 0;
         for i in 0..columns {
-            let document = |i: usize| if document_mask { window.documents[i] } else { 0 };
+            if i + 1 >= window.tokens.len() {
+                tokens.push(0);
+                meta.positions.push((i - start) as u32);
+                meta.documents.push(meta.documents.last().copied().unwrap_or(0));
+                meta.targets.push(NO_TARGET);
+                continue;
+            }
             if i > 0 && document(i) != document(i - 1) {
                 start = i;
             }
@@ -73,5 +82,15 @@ mod tests {
         let (_, meta) = assemble(vec![9], vec![window()], false);
         assert_eq!(meta.positions, [0, 1, 2, 3]);
         assert_eq!(meta.targets, [6, 0, 7, 8]);
+    }
+
+    #[test]
+    fn a_short_window_is_filled_up_without_loss() {
+        let long = Window { tokens: vec![5, 6, 7], documents: vec![0; 3] };
+        let short = Window { tokens: vec![8, 9], documents: vec![0; 2] };
+        let (input, meta) = assemble(vec![0, 1], vec![long, short], false);
+        assert_eq!(input, Input::Tokens(vec![5, 6, 8, 0]));
+        assert_eq!(meta.targets, [6, 7, 9, NO_TARGET]);
+        assert_eq!(meta.positions, [0, 1, 0, 1]);
     }
 }

@@ -159,20 +159,25 @@ impl Checkpoint {
         let path = folder.join(MANIFEST);
         let manifest = parse_manifest(&files::read(&path, MOST_MANIFEST_BYTES)?)
             .map_err(|why| OpenError::Manifest { path: path.clone(), why })?;
-        let mut contents = Vec::new();
-        for entry in &manifest.files {
-            let path = folder.join(&entry.name);
-            let bytes = files::read(&path, entry.bytes)?;
-            let altered = |why: String| OpenError::Altered { path: path.clone(), why };
+        let read = |entry: &FileEntry| files::read(&folder.join(&entry.name), entry.bytes);
+        let files = manifest.files.iter().map(read).collect::<Result<_, _>>()?;
+        Checkpoint::new(manifest, files)
+            .map_err(|(name, why)| OpenError::Altered { path: folder.join(name), why })
+    }
+
+    /// From the manifest and the contents of its files, in order; says which file is not as the manifest says.
+    pub fn new(manifest: Manifest, files: Vec<Vec<u8>>) -> Result<Checkpoint, (String, String)> {
+        for (i, entry) in manifest.files.iter().enumerate() {
+            let bytes = files.get(i).map(Vec::as_slice).unwrap_or_default();
             if bytes.len() as u64 != entry.bytes {
-                return Err(altered(format!("it has {} bytes instead of {}", bytes.len(), entry.bytes)));
+                let why = format!("it has {} bytes instead of {}", bytes.len(), entry.bytes);
+                return Err((entry.name.clone(), why));
             }
-            if blake3::hash(&bytes).to_hex().as_str() != entry.blake3 {
-                return Err(altered("its hash is not the one in the manifest".into()));
+            if blake3::hash(bytes).to_hex().as_str() != entry.blake3 {
+                return Err((entry.name.clone(), "its hash is not the one in the manifest".into()));
             }
-            contents.push(bytes);
         }
-        Ok(Checkpoint { manifest, files: contents })
+        Ok(Checkpoint { manifest, files })
     }
 
     /// Puts the state into stages, however they are cut. All is checked before the first stage changes.

@@ -119,14 +119,6 @@ impl OptimiserConfig {
             format!("{} is negative", self.clip),
             "use 1.0, or 0 to turn clipping off",
         );
-        if let Some(end) = self.decay_steps {
-            check(
-                end >= self.warmup_steps,
-                "decay_steps",
-                format!("the decay ends at step {end}, before the warm-up does ({})", self.warmup_steps),
-                "use the run's last step, or a shorter warm-up",
-            );
-        }
         problems
     }
 

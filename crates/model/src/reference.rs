@@ -5,6 +5,7 @@
 //! objects, and what crosses between them is bytes, just as between machines.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use starling_corpus::Sampler;
@@ -133,22 +134,6 @@ impl Reference {
         Ok(squares.values().sum::<f64>().sqrt() / tokens as f64)
     }
 
-    /// Loss on held-out text, over `most` windows at the most (0: all).
-    pub fn held_out_loss(&self, most: u64) -> Result<Loss, StageError> {
-        let windows = self.sampler.held_out_windows();
-        let windows = if most == 0 { windows } else { windows.min(most) };
-        let size = u64::from(self.run.train.microbatch);
-        let mut loss = Loss::default();
-        for first in (0..windows).step_by(size as usize) {
-            let rows = first..windows.min(first + size);
-            let (input, meta) = batch::held_out(&self.sampler, rows, self.run.data.document_mask);
-            if let Output::Loss(sum) = infer(&self.stages, input, &meta, Want::Loss)? {
-                loss += sum;
-            }
-        }
-        Ok(loss)
-    }
-
     /// The hash of all weights; the same however the model is cut.
     pub fn weights_hash(&self) -> String {
         weights_hash(self.stages.iter().map(|stage| stage.weight_hashes()))
@@ -211,6 +196,26 @@ pub fn infer(
         }
     }
     Err(StageError::Unknown("head: the last stage of the model is missing".into()))
+}
+
+/// Loss over windows `0..windows`, some at a time; `contents` makes microbatches of them.
+pub fn loss_over(
+    stages: &[Box<dyn Stage>],
+    windows: u64,
+    at_a_time: u32,
+    mut contents: impl FnMut(Range<u64>) -> (Input, Meta),
+) -> Result<Loss, StageError> {
+    let mut loss = Loss::default();
+    let mut first = 0;
+    while first < windows {
+        let end = windows.min(first + u64::from(at_a_time));
+        let (input, meta) = contents(first..end);
+        if let Output::Loss(sum) = infer(stages, input, &meta, Want::Loss)? {
+            loss += sum;
+        }
+        first = end;
+    }
+    Ok(loss)
 }
 
 /// The hash of all weights from those of all stages: of the parameters in the order of names.

@@ -208,7 +208,8 @@ impl<T: Real> Engine for Naive<T> {
         residual: &Vec<T>,
     ) -> Vec<T> {
         self.pool.install(|| {
-            let active: Vec<T> = x.par_iter().with_min_len(CHUNK).map(|&x| activate(activation, x)).collect();
+            let active: Vec<T> =
+                x.par_iter().with_min_len(CHUNK).map(|&x| activate(activation, x).0).collect();
             let mut out = product_and_bias(&active, weights, linear);
             apply_dropout(shape, dropout, &mut out);
             out.iter_mut().zip(residual).for_each(|(o, &r)| *o = r + *o);
@@ -229,14 +230,12 @@ impl<T: Real> Engine for Naive<T> {
         grad_linear: Linear,
     ) -> Vec<T> {
         self.pool.install(|| {
-            let active: Vec<T> = x.par_iter().with_min_len(CHUNK).map(|&x| activate(activation, x)).collect();
+            let (active, slope): (Vec<T>, Vec<T>) =
+                x.par_iter().with_min_len(CHUNK).map(|&x| activate(activation, x)).unzip();
             let mut d_product = d_out.clone();
             apply_dropout(shape, dropout, &mut d_product);
             let mut d_x = product_backward(&active, weights, linear, &d_product, grads, grad_linear);
-            d_x.par_iter_mut()
-                .with_min_len(CHUNK)
-                .zip(x)
-                .for_each(|(d, &x)| *d = *d * activation_slope(activation, x));
+            d_x.iter_mut().zip(slope).for_each(|(d, slope)| *d = *d * slope);
             d_x
         })
     }
@@ -446,31 +445,22 @@ fn log_sum_exp<T: Real>(row: &[T]) -> T {
 /// √(2/π) and the cubic coefficient of GPT-2's GELU.
 const GELU_NEW: (f64, f64) = (0.797_884_560_802_865_4, 0.044_715);
 
-fn activate<T: Real>(activation: Activation, x: T) -> T {
+/// The activation and its slope at `x`.
+fn activate<T: Real>(activation: Activation, x: T) -> (T, T) {
     let half = T::of(0.5);
     match activation {
-        Activation::Identity => x,
-        Activation::Gelu => half * x * (T::ONE + (x * T::of(std::f64::consts::FRAC_1_SQRT_2)).erf()),
-        Activation::GeluNew => {
-            let inner = T::of(GELU_NEW.0) * (x + T::of(GELU_NEW.1) * x * x * x);
-            half * x * (T::ONE + inner.tanh())
-        }
-    }
-}
-
-fn activation_slope<T: Real>(activation: Activation, x: T) -> T {
-    let half = T::of(0.5);
-    match activation {
-        Activation::Identity => T::ONE,
+        Activation::Identity => (x, T::ONE),
         Activation::Gelu => {
+            let share = half * (T::ONE + (x * T::of(std::f64::consts::FRAC_1_SQRT_2)).erf());
             let density = T::of(1.0 / std::f64::consts::TAU.sqrt()) * (-(x * x) * half).exp();
-            half * (T::ONE + (x * T::of(std::f64::consts::FRAC_1_SQRT_2)).erf()) + x * density
+            (x * share, share + x * density)
         }
         Activation::GeluNew => {
-            let inner = T::of(GELU_NEW.0) * (x + T::of(GELU_NEW.1) * x * x * x);
-            let tanh = inner.tanh();
-            let slope = T::of(GELU_NEW.0) * (T::ONE + T::of(3.0 * GELU_NEW.1) * x * x);
-            half * (T::ONE + tanh) + half * x * (T::ONE - tanh * tanh) * slope
+            let (root, cubic) = (T::of(GELU_NEW.0), T::of(GELU_NEW.1));
+            let tanh = (root * (x + cubic * x * x * x)).tanh();
+            let share = half * (T::ONE + tanh);
+            let slope = root * (T::ONE + T::of(3.0) * cubic * x * x);
+            (x * share, share + half * x * (T::ONE - tanh * tanh) * slope)
         }
     }
 }

@@ -37,8 +37,11 @@ pub trait Real:
     fn exp(self) -> Self;
     /// Natural logarithm.
     fn ln(self) -> Self;
-    /// Hyperbolic tangent.
-    fn tanh(self) -> Self;
+    /// Hyperbolic tangent, to the precision of 1: `libm`'s is exact near 0 too, and three times slower.
+    fn tanh(self) -> Self {
+        let two = Self::ONE + Self::ONE;
+        Self::ONE - two / ((two * self).exp() + Self::ONE)
+    }
     /// Error function.
     fn erf(self) -> Self;
     /// Square root, correctly rounded.
@@ -50,7 +53,7 @@ pub trait Real:
 }
 
 macro_rules! real {
-    ($type:ident, $dtype:ident, $exp:ident, $ln:ident, $tanh:ident, $erf:ident) => {
+    ($type:ident, $dtype:ident, $exp:ident, $ln:ident, $erf:ident) => {
         impl Real for $type {
             const DTYPE: Dtype = Dtype::$dtype;
             const ZERO: Self = 0.0;
@@ -66,9 +69,6 @@ macro_rules! real {
             }
             fn ln(self) -> Self {
                 libm::$ln(self)
-            }
-            fn tanh(self) -> Self {
-                libm::$tanh(self)
             }
             fn erf(self) -> Self {
                 libm::$erf(self)
@@ -88,5 +88,5 @@ macro_rules! real {
     };
 }
 
-real!(f32, F32, expf, logf, tanhf, erff);
-real!(f64, F64, exp, log, tanh, erf);
+real!(f32, F32, expf, logf, erff);
+real!(f64, F64, exp, log, erf);

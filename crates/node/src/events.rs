@@ -8,7 +8,6 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 /// Longest line that can be ours: a sample of text is the longest thing in an event.
@@ -19,6 +18,7 @@ const MOST_LINE_BYTES: u64 = 1 << 20;
 pub struct Line {
     /// Milliseconds since 1970, by this machine's clock.
     pub time_ms: u64,
+    /// What happened.
     #[serde(flatten)]
     pub event: Event,
 }
@@ -26,15 +26,18 @@ pub struct Line {
 /// What can happen in a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
+#[allow(missing_docs, reason = "the fields are named as in the reports that they come from")]
 pub enum Event {
     /// A process began, or went on, at `step`; later lines of steps from there on replace earlier ones.
     Started { version: String, identity: String, step: u64, steps: u64, parameters: u64, stages: usize },
-    /// A step was done.
+    /// A step was done. A loss or norm that is not finite is written as `null`.
     Step {
         step: u64,
+        #[serde(with = "number")]
         loss: f64,
         tokens: u64,
         lr: f64,
+        #[serde(with = "number")]
         norm: f64,
         seconds: f64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -43,7 +46,14 @@ pub enum Event {
         skipped: bool,
     },
     /// The model was tried on held-out text.
-    Evaluated { step: u64, loss: f64, tokens: u64, bits_per_byte: f64 },
+    Evaluated {
+        step: u64,
+        #[serde(with = "number")]
+        loss: f64,
+        tokens: u64,
+        #[serde(with = "number")]
+        bits_per_byte: f64,
+    },
     /// The model wrote.
     Sample { step: u64, text: String },
     /// A checkpoint was written.
@@ -54,6 +64,19 @@ pub enum Event {
     Finished { step: u64, weights: String },
 }
 
+/// Numbers that may be none: JSON has no NaN.
+mod number {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+        if value.is_finite() { to.serialize_f64(*value) } else { to.serialize_none() }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+        Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
+    }
+}
+
 /// The log of a run, open for appending.
 pub struct EventLog {
     path: PathBuf,
@@ -62,26 +85,47 @@ pub struct EventLog {
 
 impl EventLog {
     /// Opens or makes the log; half a line at its end is cut off.
-    pub fn open(path: &Path) -> Result<EventLog> {
-        let trouble = || format!("cannot open the event log {}", path.display());
-        let mut file =
-            OpenOptions::new().read(true).append(true).create(true).open(path).with_context(trouble)?;
-        let whole = whole_lines(&mut file).with_context(trouble)?;
-        if whole < file.metadata().with_context(trouble)?.len() {
-            file.set_len(whole).with_context(trouble)?;
+    pub fn open(path: &Path) -> Result<EventLog, LogError> {
+        let trouble = |source| LogError::Open { path: path.to_path_buf(), source };
+        let mut file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(trouble)?;
+        let whole = whole_lines(&mut file).map_err(trouble)?;
+        if whole < file.metadata().map_err(trouble)?.len() {
+            file.set_len(whole).map_err(trouble)?;
         }
         Ok(EventLog { path: path.to_path_buf(), file })
     }
 
     /// Appends an event.
-    pub fn append(&mut self, event: Event) -> Result<()> {
+    pub fn append(&mut self, event: Event) -> Result<(), LogError> {
+        let trouble = |source| LogError::Append { path: self.path.clone(), source };
         let time_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64);
-        let mut line = serde_json::to_vec(&Line { time_ms, event })?;
+        let mut line = serde_json::to_vec(&Line { time_ms, event }).map_err(|error| trouble(error.into()))?;
         line.push(b'\n');
-        self.file.write_all(&line).with_context(|| {
-            format!("cannot write to {}; the training stops rather than go on unrecorded. Make room, then go on with --resume", self.path.display())
-        })
+        self.file.write_all(&line).map_err(trouble)
     }
+}
+
+/// Why the log could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// It could not be opened or read.
+    #[error("cannot open the event log {path}: {source}")]
+    Open {
+        /// The log.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// It could not be appended to.
+    #[error(
+        "cannot write to {path}: {source}. The training stops rather than go on unrecorded; make room, then go on with --resume"
+    )]
+    Append {
+        /// The log.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
 }
 
 /// Bytes up to the end of the last whole line.
@@ -100,22 +144,32 @@ fn whole_lines(file: &mut File) -> std::io::Result<u64> {
     Ok(0)
 }
 
-/// Reads a log; lines that are no events (of another version, or damaged) are passed over and counted.
-pub fn read(path: &Path) -> Result<(Vec<Line>, usize)> {
-    let trouble = || format!("cannot read the event log {}", path.display());
-    Ok(parse(BufReader::new(File::open(path).with_context(trouble)?)).with_context(trouble)?)
+/// What a log says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct History {
+    /// Its events.
+    pub lines: Vec<Line>,
+    /// Lines that are no events: of another version, or damaged. They are passed over.
+    pub strange: usize,
 }
 
-fn parse(mut reader: impl BufRead) -> std::io::Result<(Vec<Line>, usize)> {
-    let (mut lines, mut strange) = (Vec::new(), 0);
+/// Reads a log.
+pub fn read(path: &Path) -> Result<History, LogError> {
+    let trouble = |source| LogError::Open { path: path.to_path_buf(), source };
+    parse(BufReader::new(File::open(path).map_err(trouble)?)).map_err(trouble)
+}
+
+/// Reads events, one a line; a line too long to be ours counts as strange, piece by piece.
+pub fn parse(mut reader: impl BufRead) -> std::io::Result<History> {
+    let mut history = History::default();
     loop {
         let mut bytes = Vec::new();
         if (&mut reader).take(MOST_LINE_BYTES).read_until(b'\n', &mut bytes)? == 0 {
-            return Ok((lines, strange));
+            return Ok(history);
         }
         match serde_json::from_slice(&bytes) {
-            Ok(line) => lines.push(line),
-            Err(_) => strange += 1,
+            Ok(line) => history.lines.push(line),
+            Err(_) => history.strange += 1,
         }
     }
 }
@@ -133,10 +187,30 @@ mod tests {
         EventLog::open(&path).unwrap().append(Event::Checkpoint { step: 1 }).unwrap();
         OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"time_ms\":12,\"ev").unwrap();
         EventLog::open(&path).unwrap().append(Event::Checkpoint { step: 2 }).unwrap();
-        let (lines, strange) = read(&path).unwrap();
+        let History { lines, strange } = read(&path).unwrap();
         let events: Vec<Event> = lines.into_iter().map(|line| line.event).collect();
         assert_eq!(events, [Event::Checkpoint { step: 1 }, Event::Checkpoint { step: 2 }]);
         assert_eq!(strange, 0);
+    }
+
+    #[test]
+    fn a_loss_that_is_no_number_stays_a_valid_line() {
+        let step = |loss| Event::Step {
+            step: 3,
+            loss,
+            tokens: 1,
+            lr: 0.1,
+            norm: f64::INFINITY,
+            seconds: 0.5,
+            weights: None,
+            skipped: true,
+        };
+        let text = serde_json::to_string(&Line { time_ms: 1, event: step(f64::NAN) }).unwrap();
+        let line: Line = serde_json::from_str(&text).unwrap();
+        assert!(
+            matches!(line.event, Event::Step { loss, norm, .. } if loss.is_nan() && norm.is_nan()),
+            "{text}"
+        );
     }
 
     proptest! {
@@ -155,7 +229,7 @@ mod tests {
             let cut = cut.min(whole.len());
             std::fs::write(&path, &whole[..cut]).unwrap();
             EventLog::open(&path).unwrap();
-            let (lines, strange) = read(&path).unwrap();
+            let History { lines, strange } = read(&path).unwrap();
             prop_assert_eq!(strange, 0);
             prop_assert_eq!(lines.len(), whole[..cut].iter().filter(|&&b| b == b'\n').count());
         }

@@ -1,0 +1,161 @@
+//! The commands as a user types them, the happy and the unhappy paths.
+
+mod process;
+
+use std::fs;
+
+use process::Place;
+use starling_corpus::{SyntheticConfig, World};
+
+/// Some kilobytes of text in paragraphs.
+fn text() -> String {
+    let world = World::new(&SyntheticConfig::default());
+    let paragraph = |index| world.tokeniser().decode(&world.document(index)).replace(" .", ".");
+    (0..120).map(|index| paragraph(index) + "\n\n").collect()
+}
+
+const QUICK: &str = "--set train.steps=6 --set train.batch=2 --set train.microbatch=2 --set model.width=16 \
+                     --set model.layers=1 --set model.heads=2 --set model.context=32 --set evaluate.every=3";
+
+#[test]
+fn a_text_file_needs_no_run_file() {
+    let place = Place::new();
+    place.write("my.txt", &text());
+    let (out, told) = place.good(&format!("train my.txt {QUICK}"));
+    assert!(out.contains("held-out loss") && out.contains("bits per byte"), "{out}");
+    assert!(told.contains("it writes:"), "{told}");
+    for file in
+        ["run.toml", "events.jsonl", "loss.svg", "report.md", "checkpoints/step-00000006/manifest.json"]
+    {
+        assert!(place.path("runs/my").join(file).exists(), "{file}");
+    }
+
+    let (out, _) = place.good("eval runs/my");
+    assert!(out.contains("perplexity"), "{out}");
+    let (out, _) = place.good("eval runs/my --text my.txt");
+    assert!(out.contains("step 6"), "{out}");
+    let (out, _) = place.good("generate runs/my --prompt kovo --tokens 20 --seed 4");
+    assert!(out.starts_with("kovo"), "{out}");
+    assert_eq!(place.good("generate runs/my --prompt kovo --tokens 20 --seed 4").0, out);
+    let (out, _) = place.good("checkpoint inspect runs/my");
+    assert!(out.contains("h.0.attn.c_attn.weight") && out.contains("16 × 48"), "{out}");
+}
+
+#[test]
+fn a_run_is_not_overwritten_and_resume_needs_no_other_flag() {
+    let place = Place::new();
+    place.good("train small.toml --set train.steps=3");
+    let message = place.bad("train small.toml");
+    assert!(message.contains("--resume"), "{message}");
+    // The override is recorded in the run's folder: the run is at its end already.
+    let (_, told) = place.good("train small.toml --resume");
+    assert!(told.contains("going on from step 3"), "{told}");
+    let message = place.bad("train small.toml --resume --set optimiser.lr=1");
+    assert!(message.contains("optimiser.lr: 0.003 there, 1.0 here"), "{message}");
+    // More steps would bend the schedule: that is another training, unless the schedule is kept.
+    let message = place.bad("train small.toml --resume --set train.steps=5");
+    assert!(message.contains("optimiser.decay_steps: 3 there, 5 here"), "{message}");
+    place.good("train small.toml --resume --set train.steps=5 --set optimiser.decay_steps=3");
+    assert_eq!(place.hashes("runs/small").len(), 5);
+}
+
+#[test]
+fn two_processes_do_not_train_in_one_folder() {
+    let place = Place::new();
+    let mut first = place.start("train small.toml");
+    while !place.path("runs/small/events.jsonl").exists() {
+        assert!(first.try_wait().unwrap().is_none(), "the first run must start");
+        std::thread::yield_now();
+    }
+    let message = place.bad("train small.toml --resume");
+    assert!(message.contains("another process is training in"), "{message}");
+    first.kill().unwrap();
+    first.wait().unwrap();
+    place.good("train small.toml --resume --set train.steps=120");
+}
+
+#[test]
+fn a_damaged_checkpoint_gives_way_to_an_older_one() {
+    let place = Place::new();
+    place.good("train small.toml --out whole --set train.steps=9");
+    place.good("train small.toml --out other --set train.steps=9");
+    let newest = place.path("other/checkpoints/step-00000009/stage-1.safetensors");
+    let bytes = fs::read(&newest).unwrap();
+    fs::write(&newest, &bytes[..bytes.len() / 2]).unwrap();
+    let message = place.bad("checkpoint verify other");
+    assert!(message.contains("damaged or altered") && message.contains("stage-1.safetensors"), "{message}");
+    let (_, told) = place.good("train small.toml --out other --resume");
+    assert!(told.contains("warning:") && told.contains("going on from step 8"), "{told}");
+    assert_eq!(place.hashes("other"), place.hashes("whole"));
+
+    for step in [8, 9] {
+        fs::write(place.path(&format!("other/checkpoints/step-{step:08}/manifest.json")), "{").unwrap();
+    }
+    let message = place.bad("train small.toml --out other --resume");
+    assert!(message.contains("no checkpoint of the run can be used"), "{message}");
+}
+
+#[test]
+fn what_cannot_be_done_is_told_in_one_message_and_nothing_is_left_behind() {
+    let place = Place::new();
+    place.write("wrong.toml", "[model]\nwidth = 64\nheads = 5\n[data]\nsynthetic = {}\n");
+    place.write("typo.toml", "[modle]\nwidth = 64\n");
+    place.write("nothing.toml", "");
+    place.write("gone.toml", "[[data.sources]]\npath = \"gone.txt\"\n");
+    place.write("tiny.txt", "too short");
+    for (arguments, parts) in [
+        ("train wrong.toml", vec!["line 3", "5 heads do not divide the width 64", "use 4 heads"]),
+        ("train typo.toml", vec!["line 1", "modle"]),
+        ("train nothing.toml", vec!["data"]),
+        ("train gone.toml", vec!["gone.txt"]),
+        ("train nowhere.toml", vec!["nowhere.toml"]),
+        ("train nowhere.txt", vec!["nowhere.txt"]),
+        ("train tiny.txt", vec!["tiny.txt"]),
+        ("train small.toml --set train.lots=9", vec!["--set train.lots", "9 lots", "use 1 to 3"]),
+        ("eval nowhere", vec!["nowhere does not exist"]),
+        ("generate .", vec!["holds no checkpoint"]),
+        ("checkpoint verify small.toml", vec!["small.toml"]),
+    ] {
+        let message = place.bad(arguments);
+        for part in parts {
+            assert!(message.contains(part), "starling {arguments}: {message}");
+        }
+        assert!(!place.path("runs").join("wrong").exists(), "starling {arguments}");
+    }
+}
+
+#[test]
+fn a_word_that_a_model_does_not_know_is_named() {
+    let place = Place::new();
+    place.good("train small.toml --set train.steps=1");
+    let message = place.bad("generate runs/small --prompt zzzz");
+    assert!(message.contains("zzzz"), "{message}");
+}
+
+#[test]
+fn help_teaches() {
+    let place = Place::new();
+    for (command, part) in [
+        ("--help", "Train a run file"),
+        ("train --help", "--set"),
+        ("eval --help", "--text"),
+        ("generate --help", "--temperature"),
+        ("checkpoint --help", "verify"),
+    ] {
+        let (out, _) = place.good(command);
+        assert!(out.contains(part), "{command}: {out}");
+    }
+}
+
+#[test]
+fn every_example_is_a_valid_run_file() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples");
+    let mut seen = 0;
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let text = fs::read_to_string(&path).unwrap();
+        starling_model::run::Run::parse(&text, &path.display().to_string(), &[]).unwrap();
+        seen += 1;
+    }
+    assert!(seen > 0);
+}

@@ -26,12 +26,17 @@ const RIGHT: f64 = 24.0;
 const TOP: f64 = 48.0;
 const BOTTOM: f64 = 56.0;
 
+/// The share of the way along x after which everything must be in the frame.
+const SETTLED: f64 = 0.05;
+
 /// The plot of all series over steps.
 pub fn svg(title: &str, x_name: &str, y_name: &str, series: &[Series]) -> String {
     let finite = |p: &&(f64, f64)| p.0.is_finite() && p.1.is_finite();
     let points = || series.iter().flat_map(|s| s.points.iter()).filter(finite);
     let (x_low, x_high) = bounds(points().map(|p| p.0));
-    let (y_low, y_high) = bounds(points().map(|p| p.1));
+    // The first fall of a loss would squeeze all the rest: it may leave the frame.
+    let settled = x_low + SETTLED * (x_high - x_low);
+    let (y_low, y_high) = bounds(points().filter(|p| p.0 >= settled || p.0 == 0.0).map(|p| p.1));
     let margin = (y_high - y_low) * 0.05;
     let (y_low, y_high) = (y_low - margin, y_high + margin);
     let x = |value: f64| LEFT + (value - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT);
@@ -40,7 +45,10 @@ pub fn svg(title: &str, x_name: &str, y_name: &str, series: &[Series]) -> String
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"system-ui, sans-serif\" font-size=\"13\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
+         <clipPath id=\"frame\"><rect x=\"{LEFT}\" y=\"{TOP}\" width=\"{}\" height=\"{}\"/></clipPath>\n\
          <text x=\"{LEFT}\" y=\"26\" font-size=\"16\" font-weight=\"600\" fill=\"#222\">{}</text>\n",
+        WIDTH - LEFT - RIGHT,
+        HEIGHT - TOP - BOTTOM,
         escaped(title)
     );
     for tick in ticks(y_low, y_high) {
@@ -108,7 +116,7 @@ fn draw(
     let colour = series.colour;
     let line = |points: &[(f64, f64)], rest: &str| {
         let path: Vec<String> = points.iter().map(|p| format!("{:.1},{:.1}", x(p.0), y(p.1))).collect();
-        format!("<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" {rest}/>\n", path.join(" "))
+        format!("<polyline clip-path=\"url(#frame)\" points=\"{}\" fill=\"none\" stroke=\"{colour}\" {rest}/>\n", path.join(" "))
     };
     let finite: Vec<(f64, f64)> =
         series.points.iter().copied().filter(|p| p.0.is_finite() && p.1.is_finite()).collect();
@@ -125,7 +133,7 @@ fn draw(
             for point in finite {
                 let _ = writeln!(
                     out,
-                    "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"3\" fill=\"{colour}\"/>",
+                    "<circle clip-path=\"url(#frame)\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"3\" fill=\"{colour}\"/>",
                     x(point.0),
                     y(point.1)
                 );

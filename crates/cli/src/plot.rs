@@ -116,7 +116,10 @@ fn draw(
     let colour = series.colour;
     let line = |points: &[(f64, f64)], rest: &str| {
         let path: Vec<String> = points.iter().map(|p| format!("{:.1},{:.1}", x(p.0), y(p.1))).collect();
-        format!("<polyline clip-path=\"url(#frame)\" points=\"{}\" fill=\"none\" stroke=\"{colour}\" {rest}/>\n", path.join(" "))
+        format!(
+            "<polyline clip-path=\"url(#frame)\" points=\"{}\" fill=\"none\" stroke=\"{colour}\" {rest}/>\n",
+            path.join(" ")
+        )
     };
     let finite: Vec<(f64, f64)> =
         series.points.iter().copied().filter(|p| p.0.is_finite() && p.1.is_finite()).collect();

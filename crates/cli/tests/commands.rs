@@ -1,4 +1,5 @@
 //! The commands as a user types them, the happy and the unhappy paths.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
 

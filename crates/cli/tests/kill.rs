@@ -1,5 +1,6 @@
 //! `kill -9` at any instant, then `--resume`: the weights after every step are the uninterrupted run's.
 #![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
 

@@ -146,6 +146,9 @@ fn stage_file(
     Ok(serialize(views, None)?)
 }
 
+/// Shapes and bytes of tensors, by name.
+pub type Tensors<'a> = BTreeMap<String, (Vec<usize>, &'a [u8])>;
+
 /// A checkpoint that was read and checked, byte by byte.
 pub struct Checkpoint {
     /// What it is.
@@ -217,7 +220,7 @@ impl Checkpoint {
     }
 
     /// Names, shapes and bytes of all tensors.
-    pub fn tensors(&self) -> Result<BTreeMap<String, (Vec<usize>, &[u8])>, RestoreError> {
+    pub fn tensors(&self) -> Result<Tensors<'_>, RestoreError> {
         let mut tensors = BTreeMap::new();
         for bytes in &self.files {
             for (name, view) in SafeTensors::deserialize(bytes)?.tensors() {

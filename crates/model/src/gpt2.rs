@@ -90,7 +90,7 @@ pub enum Places {
         positions: Span,
     },
     /// A block's.
-    Block(BlockPlaces),
+    Block(Box<BlockPlaces>),
     /// The head's.
     Head {
         /// Last norm.
@@ -121,14 +121,14 @@ impl Places {
             |i: usize, inputs, outputs| Linear { weight: spans[i], bias: spans[i + 1], inputs, outputs };
         match unit {
             Unit::Embedding => Places::Embedding { tokens: spans[0], positions: spans[1] },
-            Unit::Block(_) => Places::Block(BlockPlaces {
+            Unit::Block(_) => Places::Block(Box::new(BlockPlaces {
                 attention_norm: norm(0),
                 attention_in: linear(2, d, 3 * d),
                 attention_out: linear(4, d, d),
                 mlp_norm: norm(6),
                 mlp_in: linear(8, d, f),
                 mlp_out: linear(10, f, d),
-            }),
+            })),
             Unit::Head => Places::Head { norm: norm(0), table: spans[2] },
         }
     }

@@ -1,4 +1,5 @@
 //! Checkpoints: whole or not there, read back with any number of stages, refused when a byte is wrong.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
 //! Loss, gradients and updates of small GPT-2 models agree with PyTorch's (`golden/make_golden.py`).
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
 //! Every operation of the naive engine in f64 agrees with finite differences, in every operand.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use starling_model::engine::naive::Naive;
 use starling_model::engine::{Activation, Attention, Engine, Linear, NO_TARGET, Norm, Shape, Span};

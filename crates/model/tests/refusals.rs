@@ -1,4 +1,5 @@
 //! What a stage refuses: work of another version, doubles, shapes of another model, garbage. Nothing changes then.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::sync::Arc;
 

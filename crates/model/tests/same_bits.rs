@@ -1,5 +1,6 @@
 //! However a model is cut, whatever is kept, whoever holds which lots, in whatever order microbatches arrive, on
 //! however many threads: the weights after every step have the same hash.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::ops::Range;
 use std::sync::Arc;

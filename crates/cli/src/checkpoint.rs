@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use starling_model::checkpoint::Checkpoint;
-use starling_model::reference::stages;
+use starling_model::pipeline;
 
 use crate::run_folder::checkpoint_at;
 use crate::words;
@@ -74,8 +74,12 @@ fn verify(path: &Path) -> Result<ExitCode> {
     let checkpoint = Checkpoint::open(&path)?;
     let manifest = &checkpoint.manifest;
     let architecture = manifest.run.model.architecture(manifest.definition.vocabulary);
-    let mut stages =
-        stages(&architecture, manifest.run.optimiser.rule(), &manifest.run.train, manifest.run.seed)?;
+    let mut stages = pipeline::build(
+        &architecture,
+        manifest.run.optimiser.rule(),
+        &manifest.run.train,
+        manifest.run.seed,
+    )?;
     checkpoint.restore(&mut stages)?;
     let bytes: u64 = manifest.files.iter().map(|file| file.bytes).sum();
     words::show(&format!(

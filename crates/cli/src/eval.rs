@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
-use starling_corpus::{DataConfig, SourceConfig, Split};
+use anyhow::{Context, Result, bail};
+use starling_corpus::{DataConfig, SourceConfig, Split, Tokeniser};
 use starling_model::checkpoint::Checkpoint;
 
 use crate::run_folder::checkpoint_at;
@@ -33,17 +33,32 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let path = checkpoint_at(&arguments.path)?;
     let checkpoint = Checkpoint::open(&path)?;
-    let mut run = checkpoint.manifest.run.clone();
+    let manifest = &checkpoint.manifest;
+    let mut run = manifest.run.clone();
     run.train.threads = arguments.threads;
     let scratch = tempfile::tempdir().context("cannot make a temporary folder")?;
     if let Some(text) = &arguments.text {
-        let text = std::path::absolute(text)?;
-        let source = SourceConfig { path: text, weight: 1.0, split: Split::default() };
+        if manifest.tokeniser != Tokeniser::Bytes {
+            bail!(
+                "the model knows only the words of its generated languages; it cannot read {}",
+                text.display()
+            );
+        }
+        // Documents end as they did in training, where that is known.
+        let split = match &run.data.sources[..] {
+            [source, ..] => source.split,
+            [] => Split::detect(text)?,
+        };
+        let source = SourceConfig { path: std::path::absolute(text)?, weight: 1.0, split };
         let document_mask = run.data.document_mask;
         run.data = DataConfig { sources: vec![source], held_out: 0.0, document_mask, ..Default::default() };
     }
     let mut session = Session::open(run, scratch.path())?;
-    checkpoint.restore(session.reference.stages_mut())?;
+    match arguments.text {
+        Some(_) => session.reference.restore(&checkpoint)?,
+        // Another text would have other held-out documents, some of them trained on.
+        None => session.restore(&checkpoint)?,
+    }
     let measured = match arguments.text {
         Some(_) => session.trained_on(arguments.windows)?,
         None => session.held_out(arguments.windows)?,
@@ -53,7 +68,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     words::show(&format!(
         "{}, step {}\n  tokens         {}\n  loss           {:.4} nats per token\n  perplexity     {:.3}\n  bits per byte  {bits:.4}\n",
         path.display(),
-        checkpoint.manifest.step,
+        manifest.step,
         loss.tokens,
         loss.mean(),
         loss.mean().exp(),

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use starling_model::checkpoint::Checkpoint;
 use starling_model::generate::{Choice, generate};
-use starling_model::reference::stages;
+use starling_model::pipeline;
 
 use crate::run_folder::checkpoint_at;
 use crate::words;
@@ -45,7 +45,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let mut train = manifest.run.train.clone();
     train.threads = arguments.threads;
     let architecture = manifest.run.model.architecture(manifest.definition.vocabulary);
-    let mut stages = stages(&architecture, manifest.run.optimiser.rule(), &train, manifest.run.seed)?;
+    let mut stages =
+        pipeline::build(&architecture, manifest.run.optimiser.rule(), &train, manifest.run.seed)?;
     checkpoint.restore(&mut stages)?;
 
     let tokeniser = &manifest.tokeniser;

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 
+use crate::words;
+
 /// Exit code after an orderly end that was asked for: the run is not finished.
 pub const EXIT: u8 = 130;
 
@@ -20,7 +22,7 @@ impl Interrupt {
             if flag.swap(true, Ordering::SeqCst) {
                 std::process::exit(EXIT.into());
             }
-            eprintln!("\nstopping after this step; once more to stop at once, without a checkpoint");
+            words::tell("\nstopping in good order; once more to stop at once, without a checkpoint");
         })
         .context("cannot listen for Ctrl-C")?;
         Ok(Interrupt(asked))

@@ -1,4 +1,5 @@
 //! `starling`: trains one model on machines that are far apart.
+#![warn(clippy::print_stdout, clippy::print_stderr, reason = "they panic when nobody listens; see `words`")]
 
 mod checkpoint;
 mod eval;
@@ -48,7 +49,33 @@ fn main() -> ExitCode {
         Command::Schema => schema::run(),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("error: {error:#}");
+        words::tell(&format!("error: {}", told(&error)));
         ExitCode::FAILURE
     })
+}
+
+/// An error and its causes, but none that a message has told already.
+fn told(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = anyhow::anyhow!("disk full");
+        let inner = cause.context("cannot write a.txt: disk full");
+        assert_eq!(
+            super::told(&inner.context("the run stops")),
+            "the run stops: cannot write a.txt: disk full"
+        );
+    }
 }

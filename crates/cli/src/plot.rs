@@ -26,6 +26,8 @@ const RIGHT: f64 = 24.0;
 const TOP: f64 = 48.0;
 const BOTTOM: f64 = 56.0;
 
+/// Points of one curve: about two for each pixel.
+const MOST_POINTS: usize = 2000;
 /// The share of the way along x after which everything must be in the frame.
 const SETTLED: f64 = 0.05;
 
@@ -173,18 +175,26 @@ fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
-/// A running mean over the last `window` points.
+/// A running mean over the last `window` points; points that are no numbers are left out.
 pub fn smoothed(points: &[(f64, f64)], window: usize) -> Vec<(f64, f64)> {
+    let finite: Vec<(f64, f64)> = points.iter().copied().filter(|point| point.1.is_finite()).collect();
     let mut sum = 0.0;
-    let mut out = Vec::with_capacity(points.len());
-    for (i, point) in points.iter().enumerate() {
+    let mut out = Vec::with_capacity(finite.len());
+    for (i, point) in finite.iter().enumerate() {
         sum += point.1;
         if i >= window {
-            sum -= points[i - window].1;
+            sum -= finite[i - window].1;
         }
         out.push((point.0, sum / (i + 1).min(window) as f64));
     }
     out
+}
+
+/// So few points, evenly taken, that a plot of them is no larger than it must be.
+pub fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    let every = points.len().div_ceil(MOST_POINTS).max(1);
+    let last = points.len().saturating_sub(1);
+    points.into_iter().enumerate().filter(|(i, _)| i % every == 0 || *i == last).map(|(_, p)| p).collect()
 }
 
 #[cfg(test)]
@@ -195,6 +205,19 @@ mod tests {
     fn ticks_are_round_and_inside() {
         assert_eq!(ticks(0.0, 300.0), [0.0, 50.0, 100.0, 150.0, 200.0, 250.0, 300.0]);
         assert_eq!(ticks(1.13, 1.17).first().map(|t| label(*t)), Some("1.13".into()));
+    }
+
+    #[test]
+    fn one_loss_that_is_no_number_does_not_spoil_the_mean() {
+        let points = [(0.0, 1.0), (1.0, f64::NAN), (2.0, 3.0)];
+        assert_eq!(smoothed(&points, 2), [(0.0, 1.0), (2.0, 2.0)]);
+    }
+
+    #[test]
+    fn a_long_curve_is_thinned_and_keeps_its_end() {
+        let points: Vec<(f64, f64)> = (0..10_001).map(|i| (f64::from(i), 0.0)).collect();
+        let thin = thinned(points);
+        assert!(thin.len() <= 2002 && thin.last() == Some(&(10_000.0, 0.0)), "{}", thin.len());
     }
 
     #[test]

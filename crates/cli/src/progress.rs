@@ -39,7 +39,8 @@ impl Progress {
             self.recent.pop_front();
         }
         let rate = self.tokens_per_s();
-        let eta = words::time(self.seconds_per_step().mul_f64((self.steps - done) as f64));
+        let left = self.seconds_per_step() * (self.steps - done) as f64;
+        let eta = words::time(Duration::try_from_secs_f64(left).unwrap_or(Duration::MAX));
         let line = format!(
             "step {done:>6}/{}  loss {:.4}  {:>7} tokens/s  lr {:.2e}  norm {:.2}  ETA {eta}",
             self.steps,
@@ -52,7 +53,7 @@ impl Progress {
         self.bar.set_message(line.clone());
         let due = self.last_line.is_none_or(|last| last.elapsed() >= QUIET) || done == self.steps;
         if !std::io::stderr().is_terminal() && due {
-            eprintln!("{line}");
+            words::tell(&line);
             self.last_line = Some(Instant::now());
         }
         if report.skipped {
@@ -62,7 +63,7 @@ impl Progress {
 
     /// Says something that stays.
     pub fn say(&self, text: &str) {
-        self.bar.suspend(|| eprintln!("{text}"));
+        self.bar.suspend(|| words::tell(text));
     }
 
     /// Clears the live line.
@@ -75,8 +76,8 @@ impl Progress {
         tokens as f64 / self.span().as_secs_f64().max(1e-9)
     }
 
-    fn seconds_per_step(&self) -> Duration {
-        self.span() / (self.recent.len() as u32 - 1).max(1)
+    fn seconds_per_step(&self) -> f64 {
+        self.span().as_secs_f64() / self.recent.len().saturating_sub(1).max(1) as f64
     }
 
     fn span(&self) -> Duration {

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use anyhow::Result;
+use starling_corpus::ngram::DEFAULT_ORDER;
 use starling_corpus::{NGram, Sampler};
 use starling_node::events::{self, Event};
 
@@ -12,9 +13,6 @@ use crate::plot::{self, Series, Style};
 use crate::run_folder::{RunFolder, write_whole};
 use crate::session::Session;
 use crate::words;
-
-/// Order of the n-gram model that generated text is measured with.
-const ORDER: usize = 5;
 
 /// What a loss on generated languages can be compared with, in nats per token.
 pub struct Yardsticks {
@@ -38,8 +36,12 @@ impl Yardsticks {
             tokens
         };
         let training = sampler.training_documents(0)?.map(document);
-        let model =
-            NGram::train(ORDER, corpus.tokeniser.vocabulary(), corpus.tokeniser.end_of_text(), training);
+        let model = NGram::train(
+            DEFAULT_ORDER,
+            corpus.tokeniser.vocabulary(),
+            corpus.tokeniser.end_of_text(),
+            training,
+        );
         let (mut tokens, mut bound, mut five_gram) = (0, 0.0, 0.0);
         for document in sampler.held_out_documents(0)?.map(document) {
             let truth = world.score(&document).ok()?;
@@ -139,17 +141,25 @@ impl History {
             let _ = writeln!(out, "| entropy of the language (bound) | {bound:.4} | {:.2} | |", bound.exp());
             if let Some((loss, _)) = held_out {
                 let percent = 100.0 * yardsticks.closed(*loss);
+                let verdict = if percent >= 0.0 {
+                    format!(
+                        "The model has gone {percent:.0} % of the way from the 5-gram model to the bound."
+                    )
+                } else {
+                    "The model is still behind the 5-gram model: train it longer.".to_string()
+                };
                 let _ = writeln!(
                     out,
-                    "\nThe model has gone {percent:.0} % of the way from the 5-gram model to the bound."
+                    "
+{verdict}"
                 );
             }
         }
-        if session.skipped > 0 {
+        if session.reference.skipped() > 0 {
             let _ = writeln!(
                 out,
                 "\n{} updates were skipped because the gradient was not finite.",
-                session.skipped
+                session.reference.skipped()
             );
         }
         let _ = writeln!(out, "\n- run identity: `{}`", session.definition.identity());
@@ -166,8 +176,8 @@ impl History {
         let smooth = plot::smoothed(&losses, window);
         let series = |name: &str, colour, points, style| Series { name: name.into(), colour, points, style };
         let mut all = vec![
-            series("training loss, each step", "#7aa6d8", losses, Style::Thin),
-            series("training loss, running mean", "#1f5fa8", smooth, Style::Line),
+            series("training loss, each step", "#7aa6d8", plot::thinned(losses), Style::Thin),
+            series("training loss, running mean", "#1f5fa8", plot::thinned(smooth), Style::Line),
             series("held-out loss", "#d1495b", held_out, Style::Dots),
         ];
         if let Some(Yardsticks { five_gram, bound }) = yardsticks {

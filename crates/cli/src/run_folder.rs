@@ -37,7 +37,7 @@ impl RunFolder {
 
     /// Whether a run was started here before.
     pub fn is_used(&self) -> bool {
-        self.run_file().exists() || self.events().exists()
+        self.run_file().exists() || self.events().exists() || self.checkpoints().exists()
     }
 
     /// Checkpoints, newest first.
@@ -102,6 +102,12 @@ pub fn checkpoint_at(path: &Path) -> Result<PathBuf> {
     if !path.exists() {
         bail!("{} does not exist; name a run's folder (runs/NAME) or one of its checkpoints", path.display());
     }
-    let newest = RunFolder::at(path).checkpoints_newest_first()?.into_iter().next();
+    // A run's folder, or the folder of its checkpoints.
+    let mut found = RunFolder::at(path).checkpoints_newest_first()?;
+    if found.is_empty() {
+        let list = checkpoint::list(path).with_context(|| format!("cannot list {}", path.display()))?;
+        found.extend(list.into_iter().rev().map(|(_, path)| path));
+    }
+    let newest = found.into_iter().next();
     newest.with_context(|| format!("{} holds no checkpoint; name a run's folder (runs/NAME) that was trained long enough to have one", path.display()))
 }

@@ -1,5 +1,6 @@
 //! From a run to everything that is needed to train or ask it: corpus, sampler, stages.
 
+use std::fmt::Write;
 use std::ops::Range;
 use std::path::Path;
 
@@ -8,8 +9,9 @@ use starling_corpus::{Corpus, Sampler, Tokeniser};
 use starling_model::batch;
 use starling_model::checkpoint::{Checkpoint, Progress};
 use starling_model::engine::NO_TARGET;
-use starling_model::reference::{Reference, loss_over};
-use starling_model::run::{Definition, Run};
+use starling_model::pipeline::loss_over;
+use starling_model::reference::Reference;
+use starling_model::run::{Definition, Difference, Run};
 use starling_model::stage::{Input, Loss, Meta};
 
 /// An opened run.
@@ -17,8 +19,6 @@ pub struct Session {
     pub reference: Reference,
     pub definition: Definition,
     pub tokeniser: Tokeniser,
-    /// Steps whose update was skipped.
-    pub skipped: u64,
 }
 
 impl Session {
@@ -30,24 +30,16 @@ impl Session {
         let sampler = Sampler::new(corpus, run.data.held_out, run.model.context, run.seed)
             .with_context(|| format!("{} cannot be trained on as it is", named(&run)))?;
         let reference = Reference::new(run, tokeniser.vocabulary(), sampler)?;
-        Ok(Session { reference, definition, tokeniser, skipped: 0 })
+        Ok(Session { reference, definition, tokeniser })
     }
 
     /// Puts a checkpoint of the same run into the model.
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<()> {
-        let manifest = &checkpoint.manifest;
-        let differences = manifest.definition.differences(&self.definition);
+        let differences = checkpoint.manifest.definition.differences(&self.definition);
         if !differences.is_empty() {
-            let list: Vec<String> =
-                differences.iter().map(|(key, was, is)| format!("  {key}: {was} there, {is} here")).collect();
-            bail!(
-                "the checkpoint is of another training:\n{}\nset these back to go on, or start a new run with --out",
-                list.join("\n")
-            );
+            bail!("the checkpoint is of another training:\n{}", explained(&differences));
         }
-        checkpoint.restore(self.reference.stages_mut())?;
-        self.skipped = manifest.skipped;
-        Ok(())
+        Ok(self.reference.restore(checkpoint)?)
     }
 
     /// What a checkpoint says of this run.
@@ -56,7 +48,7 @@ impl Session {
             run: self.reference.run().clone(),
             definition: self.definition.clone(),
             tokeniser: self.tokeniser.clone(),
-            skipped: self.skipped,
+            skipped: self.reference.skipped(),
         }
     }
 
@@ -101,6 +93,22 @@ impl Session {
             parameters.map(|(p, span)| (p.name.as_str(), span.len as u64)).collect();
         sizes.values().sum()
     }
+}
+
+/// Differences of two definitions, and what to do.
+fn explained(differences: &[Difference]) -> String {
+    let mut text = String::new();
+    for (key, was, is) in differences {
+        let _ = writeln!(text, "  {key}: {was} there, {is} here");
+    }
+    match differences {
+        [(key, was, _)] if key == "optimiser.decay_steps" => {
+            let _ = write!(text, "to train longer and keep the schedule, add --set {key}={was}");
+        }
+        [(key, ..)] if key == "corpus" => text.push_str("the text was changed since; put the old one back"),
+        _ => text.push_str("set these back to go on, or start a new run with --out"),
+    }
+    text
 }
 
 /// The corpus as a user knows it.

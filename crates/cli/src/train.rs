@@ -1,7 +1,6 @@
 //! `starling train`: one run in this process.
 
-use std::fs::File;
-use std::io::Read;
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -10,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use starling_corpus::{DataConfig, SourceConfig, Split};
 use starling_model::checkpoint::{self, Checkpoint};
 use starling_model::generate::{Choice, generate};
+use starling_model::reference::StepReport;
 use starling_model::run::Run;
 use starling_node::events::{Event, EventLog};
 
@@ -20,8 +20,8 @@ use crate::run_folder::{RunFolder, write_whole};
 use crate::session::Session;
 use crate::words;
 
-/// Bytes of a text in which blank lines are looked for: are its documents paragraphs, or lines?
-const LOOK_BYTES: u64 = 1 << 20;
+/// Updates skipped one after another after which a run stops: it would not come back by itself.
+const MOST_SKIPPED: u64 = 10;
 
 /// Train a run file, or a plain text file with sensible defaults
 ///
@@ -48,47 +48,77 @@ pub struct Arguments {
 
 pub fn run(arguments: Arguments) -> Result<ExitCode> {
     let interrupt = Interrupt::listen()?;
-    let (run, folder) = resolve(&arguments)?;
-    let _lock = folder.claim()?;
-    let mut session = Session::open(run, &folder.corpus())?;
-    if arguments.resume {
-        restore(&mut session, &folder)?;
-    }
-    write_whole(&folder.run_file(), &toml::to_string(session.reference.run())?)?;
-    Training::start(session, &folder)?.go_on(&interrupt)
-}
-
-/// The run that the arguments mean, and its folder.
-fn resolve(arguments: &Arguments) -> Result<(Run, RunFolder)> {
     let named = parse(&arguments.input, &arguments.set);
     let folder = match (&arguments.out, &named) {
         (Some(out), _) => RunFolder::at(out),
         (None, Ok(run)) => RunFolder::at(&Path::new("runs").join(&run.name)),
-        (None, Err(_)) => return Ok((named?, RunFolder::at(Path::new("runs")))),
+        (None, Err(_)) => return named.map(|_| ExitCode::FAILURE),
     };
+    let is_new = !folder.path().exists();
+    let _lock = folder.claim()?;
+    let opened = open(&arguments, named, &folder);
+    if opened.is_err() && is_new {
+        let _ = std::fs::remove_dir_all(folder.path()); // Nothing is in it but what was made a moment ago.
+    }
+    let session = opened?;
+    write_whole(&folder.run_file(), &toml::to_string(session.reference.run())?)?;
+    Training::start(session, &folder)?.go_on(&interrupt)
+}
+
+/// Opens a new run, or the one in the folder.
+fn open(arguments: &Arguments, named: Result<Run>, folder: &RunFolder) -> Result<Session> {
     let shown = folder.path().display();
-    match (folder.is_used(), arguments.resume) {
-        (true, false) => bail!(
-            "{shown} holds a run already. Go on with it by --resume, or start another with --out FOLDER; nothing was changed"
-        ),
-        (true, true) if folder.run_file().exists() => {
-            Ok((parse(&folder.run_file(), &arguments.set)?, folder))
+    if !arguments.resume {
+        let named = named?;
+        if folder.is_used() {
+            bail!(
+                "{shown} holds a run already. Go on with it by --resume, or start another with --out FOLDER; \
+                 nothing was changed"
+            );
         }
-        _ => Ok((named?, folder)),
+        return Session::open(named, &folder.corpus());
+    }
+    let run = if folder.run_file().exists() {
+        let recorded = parse(&folder.run_file(), &arguments.set)?;
+        tell_differences(arguments, named.ok(), &recorded, folder);
+        recorded
+    } else {
+        named?
+    };
+    let mut session = Session::open(run, &folder.corpus())?;
+    restore(&mut session, folder)?;
+    Ok(session)
+}
+
+/// A run goes on as it is recorded: says where what was named differs from it.
+fn tell_differences(arguments: &Arguments, named: Option<Run>, recorded: &Run, folder: &RunFolder) {
+    let Some(named) = named else { return };
+    let mut text = String::new();
+    for (key, named, recorded) in named.differences(recorded).iter().filter(|(key, ..)| key != "name") {
+        let _ = write!(text, "\n  {key}: {recorded}, not {named}");
+    }
+    if !text.is_empty() {
+        words::tell(&format!(
+            "note: the run goes on as recorded in {}, which differs from {}:{text}\n  (--set changes a setting)",
+            folder.run_file().display(),
+            arguments.input.display(),
+        ));
     }
 }
 
 /// Reads a run file, or makes a run for a text file; paths of data become absolute.
 fn parse(input: &Path, overrides: &[String]) -> Result<Run> {
     let shown = input.display().to_string();
+    if input.is_dir() {
+        bail!("{shown} is a folder; name a run file (.toml) or a text file");
+    }
     let is_run_file = input.extension().is_some_and(|extension| extension == "toml");
     let mut run = if is_run_file {
         let text =
             std::fs::read_to_string(input).with_context(|| format!("cannot read the run file {shown}"))?;
         Run::parse(&text, &shown, overrides)?
     } else {
-        let defaults = toml::to_string(&for_text(input)?)?;
-        Run::parse(&defaults, &shown, overrides)?
+        for_text(input)?.with(&shown, overrides)?
     };
     let base = if is_run_file { input.parent().unwrap_or(Path::new("")) } else { Path::new("") };
     for source in &mut run.data.sources {
@@ -100,45 +130,41 @@ fn parse(input: &Path, overrides: &[String]) -> Result<Run> {
 
 /// What `starling train my.txt` means: a small model of bytes that learns to spell within minutes.
 fn for_text(text: &Path) -> Result<Run> {
-    let mut beginning = Vec::new();
-    let file = File::open(text).with_context(|| format!("cannot read {}", text.display()))?;
-    file.take(LOOK_BYTES)
-        .read_to_end(&mut beginning)
-        .with_context(|| format!("cannot read {}", text.display()))?;
-    let paragraphs = beginning.windows(2).any(|pair| pair == b"\n\n");
-    let split = if paragraphs { Split::BlankLine } else { Split::Line };
-    let source = SourceConfig { path: text.to_path_buf(), weight: 1.0, split };
+    let source = SourceConfig { path: text.to_path_buf(), weight: 1.0, split: Split::detect(text)? };
     Ok(Run { data: DataConfig { sources: vec![source], ..Default::default() }, ..Default::default() })
 }
 
-/// Puts the newest checkpoint that is whole into the session.
+/// Puts the newest checkpoint that is whole into the session; newer ones are moved out of its way.
 fn restore(session: &mut Session, folder: &RunFolder) -> Result<()> {
-    let checkpoints = folder.checkpoints_newest_first()?;
     let mut damaged = Vec::new();
-    for path in &checkpoints {
-        match Checkpoint::open(path) {
-            Ok(checkpoint) => {
-                for error in damaged {
-                    eprintln!("warning: {error}");
-                }
-                session.restore(&checkpoint)?;
-                let (was, is) = (&checkpoint.manifest.run.train, &session.reference.run().train);
-                if (was.microbatch, was.lots) != (is.microbatch, is.lots) {
-                    eprintln!(
-                        "note: microbatches or lots differ from the checkpoint's; sums run in another order from here on, so the last bits will differ"
-                    );
-                }
-                eprintln!("going on from step {} ({})", checkpoint.manifest.step, path.display());
-                return Ok(());
+    for path in folder.checkpoints_newest_first()? {
+        let checkpoint = match Checkpoint::open(&path) {
+            Ok(checkpoint) => checkpoint,
+            Err(error) => {
+                damaged.push((path, error));
+                continue;
             }
-            Err(error) => damaged.push(error),
+        };
+        session.restore(&checkpoint)?;
+        for (path, error) in damaged {
+            words::tell(&format!("warning: {error}; it was moved to {}.damaged", path.display()));
+            checkpoint::set_aside(&path).with_context(|| format!("cannot move {} away", path.display()))?;
         }
+        let manifest = &checkpoint.manifest;
+        let (was, is) = (&manifest.run.train, &session.reference.run().train);
+        if (was.microbatch, was.lots) != (is.microbatch, is.lots) {
+            words::tell(
+                "note: microbatches or lots differ from the checkpoint's; sums run in another order from here on, so the last bits will differ",
+            );
+        }
+        words::tell(&format!("going on from step {} ({})", manifest.step, path.display()));
+        return Ok(());
     }
-    if let Some(error) = damaged.into_iter().next() {
-        return Err(error)
-            .context("no checkpoint of the run can be used; move them away to start from the beginning");
+    if let Some((_, error)) = damaged.into_iter().next() {
+        let advice = "no checkpoint of the run can be used; move them away to start from the beginning";
+        return Err(error).context(advice);
     }
-    eprintln!("no checkpoint yet in {}; starting from the beginning", folder.path().display());
+    words::tell(&format!("no checkpoint yet in {}; starting from the beginning", folder.path().display()));
     Ok(())
 }
 
@@ -163,7 +189,7 @@ impl Training<'_> {
             parameters: session.parameters(),
             stages: run.train.stages,
         })?;
-        eprintln!(
+        words::tell(&format!(
             "{}: {} parameters in {} stage{}, {} windows of {} tokens an epoch, into {}",
             run.name,
             words::count(session.parameters() as f64),
@@ -172,19 +198,30 @@ impl Training<'_> {
             words::count(session.reference.sampler().windows_per_epoch() as f64),
             run.model.context,
             folder.path().display(),
-        );
+        ));
         let progress = Progress::new(step, steps);
         Ok(Training { session, folder, log, progress })
     }
 
     fn go_on(mut self, interrupt: &Interrupt) -> Result<ExitCode> {
         let run = self.session.reference.run().clone();
-        let mut saved = None;
+        // What was restored, or made from nothing, need not be saved again.
+        let mut saved = self.session.reference.steps_done();
+        let mut skipped = 0;
         while self.session.reference.steps_done() < run.train.steps {
             if interrupt.asked() {
                 return self.interrupted(saved);
             }
-            let done = self.step()?;
+            let report = self.step()?;
+            let done = report.step + 1;
+            skipped = if report.skipped { skipped + 1 } else { 0 };
+            if skipped == MOST_SKIPPED {
+                self.progress.finish();
+                bail!(
+                    "the gradient was not finite in {MOST_SKIPPED} steps one after another: the training has diverged. \
+                     The last checkpoint is of step {saved}; go on from an earlier one, with a smaller optimiser.lr"
+                );
+            }
             let last = done == run.train.steps;
             if !last && is_due(run.evaluate.every, done) {
                 self.evaluate(run.evaluate.windows)?;
@@ -192,18 +229,17 @@ impl Training<'_> {
             }
             if last || is_due(run.checkpoint.every, done) {
                 self.save()?;
-                saved = Some(done);
+                saved = done;
             }
         }
         self.finish()
     }
 
-    fn step(&mut self) -> Result<u64> {
+    fn step(&mut self) -> Result<StepReport> {
         let start = Instant::now();
         let report = self.session.reference.step()?;
         let done = report.step + 1;
         let hashed = is_due(self.session.reference.run().train.hash_every, done);
-        self.session.skipped += u64::from(report.skipped);
         self.log.append(Event::Step {
             step: report.step,
             loss: report.loss.mean(),
@@ -215,7 +251,7 @@ impl Training<'_> {
             skipped: report.skipped,
         })?;
         self.progress.step(&report);
-        Ok(done)
+        Ok(report)
     }
 
     fn evaluate(&mut self, windows: u64) -> Result<()> {
@@ -251,20 +287,18 @@ impl Training<'_> {
         Ok(self.log.append(Event::Checkpoint { step: self.session.reference.steps_done() })?)
     }
 
-    fn interrupted(mut self, saved: Option<u64>) -> Result<ExitCode> {
+    fn interrupted(mut self, saved: u64) -> Result<ExitCode> {
         let step = self.session.reference.steps_done();
         self.progress.finish();
-        if saved != Some(step) {
+        if saved != step {
             self.save()?;
         }
         self.log.append(Event::Interrupted { step })?;
         report::write(self.folder, &self.session, None)?;
-        let program = std::env::args().next().unwrap_or("starling".into());
-        let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--resume").collect();
-        eprintln!(
-            "stopped at step {step}, with a checkpoint. Go on with:\n  {program} {} --resume",
-            arguments.join(" ")
-        );
+        words::tell(&format!(
+            "stopped at step {step}. Go on with:\n  {}",
+            resume_command(std::env::args().collect())
+        ));
         Ok(ExitCode::from(interrupt::EXIT))
     }
 
@@ -281,7 +315,36 @@ impl Training<'_> {
     }
 }
 
+/// The command that goes on with a run: settings are recorded in its folder.
+fn resume_command(arguments: Vec<String>) -> String {
+    let mut words = Vec::new();
+    let mut arguments = arguments.into_iter();
+    while let Some(argument) = arguments.next() {
+        if argument == "--set" {
+            arguments.next();
+        } else if argument != "--resume" && !argument.starts_with("--set=") {
+            let plain = argument.chars().all(|c| c.is_alphanumeric() || "-_./=:,+@%".contains(c));
+            let quoted = format!("'{}'", argument.replace('\'', "'\\''"));
+            words.push(if plain { argument } else { quoted });
+        }
+    }
+    words.join(" ") + " --resume"
+}
+
 /// Whether something that happens every so many steps is due.
 fn is_due(every: u64, done: u64) -> bool {
     every > 0 && done.is_multiple_of(every)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_to_go_on_can_be_typed_as_it_is_shown() {
+        let typed =
+            ["starling", "train", "my text's.txt", "--set", "train.steps=5", "--set=seed=1", "--out", "a/b"];
+        let command = resume_command(typed.map(String::from).to_vec());
+        assert_eq!(command, "starling train 'my text'\\''s.txt' --out a/b --resume");
+    }
 }

@@ -15,6 +15,11 @@ pub fn show(text: &str) -> Result<ExitCode> {
     }
 }
 
+/// Tells something about the work. Nobody may be listening any more (a closed terminal): the work goes on.
+pub fn tell(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
 /// 1234567 → "1.23 M".
 pub fn count(value: f64) -> String {
     let (scaled, unit) = match value {

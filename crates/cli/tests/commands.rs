@@ -56,14 +56,18 @@ fn a_run_is_not_overwritten_and_resume_needs_no_other_flag() {
     // More steps would bend the schedule: that is another training, unless the schedule is kept.
     let message = place.bad("train small.toml --resume --set train.steps=5");
     assert!(message.contains("optimiser.decay_steps: 3 there, 5 here"), "{message}");
+    assert!(message.contains("add --set optimiser.decay_steps=3"), "{message}");
     place.good("train small.toml --resume --set train.steps=5 --set optimiser.decay_steps=3");
     assert_eq!(place.hashes("runs/small").len(), 5);
+    // What the run file says otherwise is told.
+    let (_, told) = place.good("train small.toml --resume");
+    assert!(told.contains("train.steps: 5, not 120"), "{told}");
 }
 
 #[test]
 fn two_processes_do_not_train_in_one_folder() {
     let place = Place::new();
-    let mut first = place.start("train small.toml");
+    let mut first = place.start("train small.toml --set train.steps=1000000 --set optimiser.decay=constant");
     while !place.path("runs/small/events.jsonl").exists() {
         assert!(first.try_wait().unwrap().is_none(), "the first run must start");
         std::thread::yield_now();
@@ -72,7 +76,49 @@ fn two_processes_do_not_train_in_one_folder() {
     assert!(message.contains("another process is training in"), "{message}");
     first.kill().unwrap();
     first.wait().unwrap();
-    place.good("train small.toml --resume --set train.steps=120");
+    place.good("train small.toml --resume --set train.steps=1");
+}
+
+#[test]
+fn any_file_with_text_in_it_will_do() {
+    let place = Place::new();
+    place.write("notes.md", &text().replace('\n', "\r\n"));
+    place.good(&format!("train notes.md {QUICK} --set train.steps=2"));
+    let recorded = fs::read_to_string(place.path("runs/notes/run.toml")).unwrap();
+    assert!(recorded.contains("blank_line"), "{recorded}");
+    let message =
+        place.bad(&format!("train notes.md {QUICK} --out other --set model.width=18 --set model.heads=4"));
+    assert!(message.contains("--set model.heads: 4 heads") && !message.contains("line "), "{message}");
+}
+
+#[test]
+fn a_text_that_was_changed_is_not_evaluated_as_if_it_were_held_out() {
+    let place = Place::new();
+    place.write("my.txt", &text());
+    place.good(&format!("train my.txt {QUICK} --set train.steps=1"));
+    place.write("my.txt", &text()[2000..]);
+    let message = place.bad("eval runs/my");
+    assert!(message.contains("the text was changed since"), "{message}");
+    place.good("eval runs/my --text my.txt");
+    place.good("train small.toml --set train.steps=1");
+    let message = place.bad("eval runs/small --text my.txt");
+    assert!(message.contains("only the words of its generated languages"), "{message}");
+}
+
+#[test]
+fn training_that_diverges_stops_and_says_so() {
+    let place = Place::new();
+    let message = place.bad("train small.toml --set optimiser.lr=1e30 --set optimiser.clip=0");
+    assert!(message.contains("diverged") && message.contains("optimiser.lr"), "{message}");
+}
+
+#[test]
+#[cfg(unix)]
+fn nobody_needs_to_listen() {
+    let place = Place::new();
+    let mut child = place.start_deaf("train small.toml");
+    assert!(child.wait().unwrap().success(), "the run goes on when its terminal is gone");
+    place.good("checkpoint verify runs/small");
 }
 
 #[test]
@@ -104,6 +150,8 @@ fn what_cannot_be_done_is_told_in_one_message_and_nothing_is_left_behind() {
     place.write("nothing.toml", "");
     place.write("gone.toml", "[[data.sources]]\npath = \"gone.txt\"\n");
     place.write("tiny.txt", "too short");
+    place.write("empty.txt", "");
+    fs::create_dir(place.path("folder")).unwrap();
     for (arguments, parts) in [
         ("train wrong.toml", vec!["line 3", "5 heads do not divide the width 64", "use 4 heads"]),
         ("train typo.toml", vec!["line 1", "modle"]),
@@ -112,7 +160,11 @@ fn what_cannot_be_done_is_told_in_one_message_and_nothing_is_left_behind() {
         ("train nowhere.toml", vec!["nowhere.toml"]),
         ("train nowhere.txt", vec!["nowhere.txt"]),
         ("train tiny.txt", vec!["tiny.txt"]),
-        ("train small.toml --set train.lots=9", vec!["--set train.lots", "9 lots", "use 1 to 3"]),
+        ("train empty.txt", vec!["empty.txt"]),
+        ("train folder", vec!["folder is a folder", "name a run file"]),
+        ("train small.toml --set optimiser.clip=inf", vec!["optimiser.clip", "0 to turn clipping off"]),
+        ("train small.toml --set model.width=200000", vec!["GB of memory", "smaller model.width"]),
+        ("train small.toml --set train.lots=0", vec!["--set train.lots", "at least one lot", "use at least 1"]),
         ("eval nowhere", vec!["nowhere does not exist"]),
         ("generate .", vec!["holds no checkpoint"]),
         ("checkpoint verify small.toml", vec!["small.toml"]),
@@ -121,7 +173,9 @@ fn what_cannot_be_done_is_told_in_one_message_and_nothing_is_left_behind() {
         for part in parts {
             assert!(message.contains(part), "starling {arguments}: {message}");
         }
-        assert!(!place.path("runs").join("wrong").exists(), "starling {arguments}");
+        assert!(message.matches("os error").count() <= 1, "a cause is told once: {message}");
+        let left: Vec<_> = fs::read_dir(place.path("runs")).into_iter().flatten().flatten().collect();
+        assert!(left.is_empty(), "starling {arguments} left {left:?}");
     }
 }
 

@@ -14,16 +14,18 @@ use safetensors::{SafeTensors, serialize};
 use serde::{Deserialize, Serialize};
 use starling_corpus::Tokeniser;
 
-pub use files::{latest, list, prune};
+pub use files::{list, set_aside};
 
 use crate::engine::Dtype;
-use crate::reference::weights_hash;
+use crate::pipeline::weights_hash;
 use crate::run::{CheckpointConfig, Definition, Run};
 use crate::stage::{Stage, StageError, State};
 
 /// The version of the format that this binary writes and reads.
 pub const FORMAT: u32 = 1;
 const MANIFEST: &str = "manifest.json";
+/// Begins the names of tensors that are not the model's.
+const MOMENTS: &str = "optimiser.";
 /// A manifest lists files and settings; more than this is none of ours.
 const MOST_MANIFEST_BYTES: u64 = 64 << 20;
 
@@ -58,6 +60,17 @@ pub struct Manifest {
     pub weights_hash: String,
     /// The files, in the order of stages.
     pub files: Vec<FileEntry>,
+    /// BLAKE3 of all of the above.
+    pub checksum: String,
+}
+
+impl Manifest {
+    /// What `checksum` should be.
+    pub fn computed_checksum(&self) -> String {
+        let blank = Manifest { checksum: String::new(), ..self.clone() };
+        let json = serde_json::to_vec(&blank).expect("a manifest is plain numbers and strings");
+        blake3::hash(&json).to_hex().to_string()
+    }
 }
 
 /// One file of a checkpoint.
@@ -114,12 +127,14 @@ pub fn save(folder: &Path, progress: &Progress, stages: &[Box<dyn Stage>]) -> Re
         moments: stages.first().map_or(0, |stage| stage.moments()),
         weights_hash: weights_hash(stages.iter().map(|stage| stage.weight_hashes())),
         files: entries,
+        checksum: String::new(),
     };
+    let manifest = Manifest { checksum: manifest.computed_checksum(), ..manifest };
     let json = serde_json::to_vec_pretty(&manifest).map_err(SaveError::Manifest)?;
     aside.write(MANIFEST, &json)?;
     aside.publish(&target)?;
     let CheckpointConfig { keep, keep_every, .. } = run.checkpoint;
-    prune(folder, keep, keep_every)?;
+    files::prune(folder, step, keep, keep_every)?;
     Ok(target)
 }
 
@@ -135,7 +150,7 @@ fn stage_file(
             continue;
         }
         for (prefix, state) in states(stage.moments()) {
-            let bytes = stage.read(state, span.range())?;
+            let bytes = stage.read(stage.version(), state, span.range())?;
             tensors.push((format!("{prefix}{}", parameter.name), parameter.shape.clone(), bytes));
         }
     }
@@ -162,16 +177,22 @@ impl Checkpoint {
         let path = folder.join(MANIFEST);
         let manifest = parse_manifest(&files::read(&path, MOST_MANIFEST_BYTES)?)
             .map_err(|why| OpenError::Manifest { path: path.clone(), why })?;
+        if folder.file_name().is_some_and(|name| name.to_string_lossy() != files::name(manifest.step)) {
+            let why = format!("it is the manifest of step {}, in another step's folder", manifest.step);
+            return Err(OpenError::Manifest { path, why });
+        }
         let read = |entry: &FileEntry| files::read(&folder.join(&entry.name), entry.bytes);
         let files = manifest.files.iter().map(read).collect::<Result<_, _>>()?;
         Checkpoint::new(manifest, files)
             .map_err(|(name, why)| OpenError::Altered { path: folder.join(name), why })
     }
 
-    /// From the manifest and the contents of its files, in order; says which file is not as the manifest says.
+    /// From a manifest and the contents of its files, in order; says which file is not as the manifest says.
     pub fn new(manifest: Manifest, files: Vec<Vec<u8>>) -> Result<Checkpoint, (String, String)> {
+        let mut total = 0;
         for (i, entry) in manifest.files.iter().enumerate() {
             let bytes = files.get(i).map(Vec::as_slice).unwrap_or_default();
+            total += bytes.len() as u128;
             if bytes.len() as u64 != entry.bytes {
                 let why = format!("it has {} bytes instead of {}", bytes.len(), entry.bytes);
                 return Err((entry.name.clone(), why));
@@ -180,7 +201,26 @@ impl Checkpoint {
                 return Err((entry.name.clone(), "its hash is not the one in the manifest".into()));
             }
         }
-        Ok(Checkpoint { manifest, files })
+        let manifest_is_wrong = |why: &str| Err((MANIFEST.to_string(), why.to_string()));
+        // Before anything is allocated for the model: its parameters must all be in the files.
+        let elements = manifest.run.model.architecture(manifest.definition.vocabulary).elements();
+        let vectors = 1 + manifest.moments as u128;
+        if elements.saturating_mul(vectors * manifest.dtype.size() as u128) > total {
+            return manifest_is_wrong("the model it describes is larger than its files");
+        }
+        let checkpoint = Checkpoint { manifest, files };
+        match checkpoint.tensors() {
+            Err(error) => manifest_is_wrong(&error.to_string()),
+            Ok(tensors) => {
+                let weights = tensors.iter().filter(|(name, _)| !name.starts_with(MOMENTS));
+                let hashes =
+                    weights.map(|(name, (_, bytes))| (name.clone(), *blake3::hash(bytes).as_bytes()));
+                if weights_hash(std::iter::once(hashes.collect())) != checkpoint.manifest.weights_hash {
+                    return manifest_is_wrong("the weights do not have the hash that it names");
+                }
+                Ok(checkpoint)
+            }
+        }
     }
 
     /// Puts the state into stages, however they are cut. All is checked before the first stage changes.
@@ -212,10 +252,6 @@ impl Checkpoint {
             }
             stage.restore(self.manifest.step);
         }
-        let hash = weights_hash(stages.iter().map(|stage| stage.weight_hashes()));
-        if hash != self.manifest.weights_hash {
-            return Err(RestoreError::Hash);
-        }
         Ok(())
     }
 
@@ -245,11 +281,21 @@ pub fn parse_manifest(bytes: &[u8]) -> Result<Manifest, String> {
         return Err(format!("it is of format {}, and this binary reads format {FORMAT}", head.format));
     }
     let manifest: Manifest = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    if manifest.checksum != manifest.computed_checksum() {
+        return Err("it was damaged or altered: its checksum is wrong".into());
+    }
     if manifest.identity != manifest.definition.identity() {
         return Err("its identity is not the hash of its definition".into());
     }
     if let Some(problem) = manifest.run.problems().first() {
         return Err(format!("{}: {}", problem.key, problem.message));
+    }
+    let Definition { vocabulary, corpus, .. } = &manifest.definition;
+    if manifest.run.definition(*vocabulary, corpus.clone()) != manifest.definition {
+        return Err("its run is not the one that its definition defines".into());
+    }
+    if Some(manifest.next_sample) != manifest.step.checked_mul(manifest.run.train.batch.into()) {
+        return Err("its sampler's position does not belong to its step".into());
     }
     // A name with a path in it could lead anywhere.
     if let Some(entry) =
@@ -262,7 +308,7 @@ pub fn parse_manifest(bytes: &[u8]) -> Result<Manifest, String> {
 
 /// The vectors of a stage, each with the prefix of its tensors' names.
 fn states(moments: usize) -> impl Iterator<Item = (String, State)> {
-    let moments = (0..moments).map(|i| (format!("optimiser.{i}."), State::Moment(i)));
+    let moments = (0..moments).map(|i| (format!("{MOMENTS}{i}."), State::Moment(i)));
     std::iter::once((String::new(), State::Weights)).chain(moments)
 }
 
@@ -278,7 +324,7 @@ fn tensor_dtype(dtype: Dtype) -> safetensors::Dtype {
 #[allow(missing_docs, reason = "the messages say what the fields are")]
 pub enum SaveError {
     #[error(
-        "the checkpoint could not be written to {path}: {source}. Older checkpoints are untouched; make room or choose another folder, then go on with --resume"
+        "the checkpoint could not be written to {path}: {source}. Older checkpoints, if any, are untouched; make room or mend the permissions, then go on with --resume"
     )]
     Write { path: PathBuf, source: std::io::Error },
     #[error("the checkpoint's manifest could not be made: {0}")]
@@ -319,10 +365,6 @@ pub enum RestoreError {
     Shape { name: String, have: Vec<usize>, want: Vec<usize> },
     #[error("the checkpoint's tensors cannot be read: {0}")]
     Format(String),
-    #[error(
-        "the weights that were read do not have the hash that the manifest names; the checkpoint is inconsistent. Use an older one"
-    )]
-    Hash,
     #[error(transparent)]
     Stage(#[from] StageError),
 }

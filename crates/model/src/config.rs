@@ -84,7 +84,7 @@ impl ModelConfig {
     pub fn problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
         let mut say = |key: &str, message: String, remedy: String| {
-            problems.push(Problem { key: format!("model.{key}"), message, remedy });
+            problems.push(Problem::new(format!("model.{key}"), message, remedy));
         };
         let sizes = [
             ("context", self.context),
@@ -136,7 +136,7 @@ impl ModelConfig {
                 say(key, "a dropout rate lies in [0, 1)".into(), "use 0.1, or 0 for none".into());
             }
         }
-        if !(self.norm_epsilon > 0.0 && self.norm_epsilon.is_finite()) {
+        if !(self.norm_epsilon as f32 > 0.0 && self.norm_epsilon.is_finite()) {
             say("norm_epsilon", "it must be positive".into(), "use 1e-5".into());
         }
         if !(self.init_std >= 0.0 && self.init_std.is_finite()) {
@@ -171,6 +171,18 @@ impl ModelConfig {
             norm_epsilon: self.norm_epsilon,
             init_std: self.init_std,
         }
+    }
+}
+
+impl Architecture {
+    /// Elements of all parameters, each counted once.
+    pub fn elements(&self) -> u128 {
+        let mut sizes = std::collections::BTreeMap::new();
+        for parameter in self.units().into_iter().flat_map(|unit| self.parameters(unit)) {
+            let size = parameter.shape.iter().fold(1u128, |size, &n| size.saturating_mul(n as u128));
+            sizes.insert(parameter.name, size);
+        }
+        sizes.values().fold(0, |sum, &size| sum.saturating_add(size))
     }
 }
 

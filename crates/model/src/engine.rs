@@ -131,6 +131,9 @@ pub const NO_TARGET: u32 = u32::MAX;
 pub trait Engine: Send + Sync + 'static {
     /// A flat vector of elements, wherever the device keeps it.
     type Buffer: Send + 'static;
+    /// What a forward operation leaves for its backward besides its operands (statistics, a log-sum-exp, an
+    /// activation): the engine's own business.
+    type Kept: Send + 'static;
 
     /// How elements are stored, and cross a boundary.
     fn dtype(&self) -> Dtype;
@@ -183,11 +186,12 @@ pub trait Engine: Send + Sync + 'static {
         weights: &Self::Buffer,
         norm: Norm,
         linear: Linear,
-    ) -> Self::Buffer;
+    ) -> (Self::Buffer, Self::Kept);
     /// `d_x +=`, and adds to the gradients of norm and linear at (`grad_norm`, `grad_linear`).
     fn norm_linear_backward(
         &self,
         x: &Self::Buffer,
+        kept: &Self::Kept,
         weights: &Self::Buffer,
         norm: Norm,
         linear: Linear,
@@ -198,22 +202,22 @@ pub trait Engine: Send + Sync + 'static {
         grad_linear: Linear,
     );
 
-    /// `qkv[n,3·h·w]` to (`out[n,h·w]`, log-sum-exp `[b,h,t]`), with dropout on the attention weights.
+    /// `qkv[n,3·h·w]` to `out[n,h·w]`, with dropout on the attention weights. Never keeps anything of size t².
     fn attention(
         &self,
         shape: Shape,
         attention: Attention<'_>,
         qkv: &Self::Buffer,
         dropout: Dropout<'_>,
-    ) -> (Self::Buffer, Self::Buffer);
-    /// The gradient of `qkv`; probabilities are made again from the log-sum-exp.
+    ) -> (Self::Buffer, Self::Kept);
+    /// The gradient of `qkv`; probabilities are made again.
     fn attention_backward(
         &self,
         shape: Shape,
         attention: Attention<'_>,
         qkv: &Self::Buffer,
         out: &Self::Buffer,
-        log_sum_exp: &Self::Buffer,
+        kept: &Self::Kept,
         dropout: Dropout<'_>,
         d_out: &Self::Buffer,
     ) -> Self::Buffer;
@@ -228,13 +232,14 @@ pub trait Engine: Send + Sync + 'static {
         linear: Linear,
         dropout: Dropout<'_>,
         residual: &Self::Buffer,
-    ) -> Self::Buffer;
+    ) -> (Self::Buffer, Self::Kept);
     /// The gradient of `x`; the residual's gradient is `d_out` itself.
     fn linear_residual_backward(
         &self,
         shape: Shape,
         activation: Activation,
         x: &Self::Buffer,
+        kept: &Self::Kept,
         weights: &Self::Buffer,
         linear: Linear,
         dropout: Dropout<'_>,
@@ -243,7 +248,7 @@ pub trait Engine: Send + Sync + 'static {
         grad_linear: Linear,
     ) -> Self::Buffer;
 
-    /// Sum over all targets of −ln softmax(norm(x)·tableᵀ)[target]; `table` is `v` × `d`. Never holds all logits.
+    /// Sum over all targets of −ln softmax(norm(x)·tableᵀ) at the target; `table` is `v` × `d`. Never holds all logits.
     fn head_loss(
         &self,
         x: &Self::Buffer,
@@ -251,11 +256,12 @@ pub trait Engine: Send + Sync + 'static {
         norm: Norm,
         table: Span,
         targets: &[u32],
-    ) -> f64;
+    ) -> (f64, Self::Kept);
     /// The gradient of the loss's *sum* with respect to `x`.
     fn head_loss_backward(
         &self,
         x: &Self::Buffer,
+        kept: &Self::Kept,
         weights: &Self::Buffer,
         norm: Norm,
         table: Span,
@@ -273,6 +279,9 @@ pub trait Engine: Send + Sync + 'static {
         table: Span,
         chosen: &[usize],
     ) -> Vec<f32>;
+
+    /// Elements of what [`Engine::attention`] keeps, and of what each of the others keeps, for one token.
+    fn kept_elements(&self, heads: usize) -> usize;
 
     /// One update of the parameter at `span`: weights and moments in place, from `gradient[gradient_span]`.
     /// `decay` says whether weight decay concerns this parameter.

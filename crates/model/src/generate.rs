@@ -1,8 +1,8 @@
 //! Text from a model, one token after another.
 
 use crate::batch;
+use crate::pipeline::infer;
 use crate::random;
-use crate::reference::infer;
 use crate::stage::{Output, Stage, StageError, Want};
 
 /// How the next token is chosen.

@@ -158,19 +158,23 @@ pub struct Pass<'a, E: Engine> {
     pub training: bool,
 }
 
-/// What a block keeps of its forward pass for its backward pass.
-pub struct BlockKept<B> {
-    x: B,
-    qkv: B,
-    attended: B,
-    log_sum_exp: B,
-    middle: B,
-    inner: B,
+/// What a block keeps of its forward pass for its backward pass: each operation's input, and what the engine wants.
+pub struct BlockKept<E: Engine> {
+    x: E::Buffer,
+    attention_in: E::Kept,
+    qkv: E::Buffer,
+    attention: E::Kept,
+    attended: E::Buffer,
+    attention_out: E::Kept,
+    middle: E::Buffer,
+    mlp_in: E::Kept,
+    inner: E::Buffer,
+    mlp_out: E::Kept,
 }
 
-/// Elements that a block keeps for each token, in [`BlockKept`].
+/// Elements that a block keeps for each token in [`BlockKept`]'s buffers, besides what the engine wants.
 pub fn block_kept_elements(architecture: &Architecture) -> usize {
-    6 * architecture.width + architecture.inner + architecture.heads
+    6 * architecture.width + architecture.inner
 }
 
 impl<E: Engine> Pass<'_, E> {
@@ -206,24 +210,37 @@ impl<E: Engine> Pass<'_, E> {
     }
 
     /// Block `layer`: `middle = x + attention(norm(x))`, then `middle + mlp(norm(middle))`.
-    pub fn block(&self, layer: usize, at: &BlockPlaces, x: E::Buffer) -> (E::Buffer, BlockKept<E::Buffer>) {
+    pub fn block(&self, layer: usize, at: &BlockPlaces, x: E::Buffer) -> (E::Buffer, BlockKept<E>) {
         let (engine, weights, shape) = (self.engine, self.weights, self.shape);
-        let [attention_out, attention_weights, mlp_out] = self.block_dropouts(layer);
-        let qkv = engine.norm_linear(&x, weights, at.attention_norm, at.attention_in);
-        let (attended, log_sum_exp) = engine.attention(shape, self.attention(), &qkv, attention_weights);
-        let middle = engine.linear_residual(
+        let [after_attention, of_attention, after_mlp] = self.block_dropouts(layer);
+        let (qkv, attention_in) = engine.norm_linear(&x, weights, at.attention_norm, at.attention_in);
+        let (attended, attention) = engine.attention(shape, self.attention(), &qkv, of_attention);
+        let (middle, attention_out) = engine.linear_residual(
             shape,
             Activation::Identity,
             &attended,
             weights,
             at.attention_out,
-            attention_out,
+            after_attention,
             &x,
         );
-        let inner = engine.norm_linear(&middle, weights, at.mlp_norm, at.mlp_in);
+        let (inner, mlp_in) = engine.norm_linear(&middle, weights, at.mlp_norm, at.mlp_in);
         let activation = self.architecture.activation;
-        let out = engine.linear_residual(shape, activation, &inner, weights, at.mlp_out, mlp_out, &middle);
-        (out, BlockKept { x, qkv, attended, log_sum_exp, middle, inner })
+        let (out, mlp_out) =
+            engine.linear_residual(shape, activation, &inner, weights, at.mlp_out, after_mlp, &middle);
+        let kept = BlockKept {
+            x,
+            attention_in,
+            qkv,
+            attention,
+            attended,
+            attention_out,
+            middle,
+            mlp_in,
+            inner,
+            mlp_out,
+        };
+        (out, kept)
     }
 
     /// Turns the gradient of a block's output into that of its input, in place; adds to `grads` at `to`.
@@ -231,26 +248,28 @@ impl<E: Engine> Pass<'_, E> {
         &self,
         layer: usize,
         at: &BlockPlaces,
-        kept: &BlockKept<E::Buffer>,
+        kept: &BlockKept<E>,
         d_stream: &mut E::Buffer,
         grads: &mut E::Buffer,
         to: &BlockPlaces,
     ) {
         let (engine, weights, shape) = (self.engine, self.weights, self.shape);
-        let [attention_out, attention_weights, mlp_out] = self.block_dropouts(layer);
+        let [after_attention, of_attention, after_mlp] = self.block_dropouts(layer);
         let d_inner = engine.linear_residual_backward(
             shape,
             self.architecture.activation,
             &kept.inner,
+            &kept.mlp_out,
             weights,
             at.mlp_out,
-            mlp_out,
+            after_mlp,
             d_stream,
             grads,
             to.mlp_out,
         );
         engine.norm_linear_backward(
             &kept.middle,
+            &kept.mlp_in,
             weights,
             at.mlp_norm,
             at.mlp_in,
@@ -264,9 +283,10 @@ impl<E: Engine> Pass<'_, E> {
             shape,
             Activation::Identity,
             &kept.attended,
+            &kept.attention_out,
             weights,
             at.attention_out,
-            attention_out,
+            after_attention,
             d_stream,
             grads,
             to.attention_out,
@@ -276,12 +296,13 @@ impl<E: Engine> Pass<'_, E> {
             self.attention(),
             &kept.qkv,
             &kept.attended,
-            &kept.log_sum_exp,
-            attention_weights,
+            &kept.attention,
+            of_attention,
             &d_attended,
         );
         engine.norm_linear_backward(
             &kept.x,
+            &kept.attention_in,
             weights,
             at.attention_norm,
             at.attention_in,

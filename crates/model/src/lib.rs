@@ -41,9 +41,9 @@
 //! - A **commit** ([`stage::Commit`]) carries the constants of an update; applying it is deterministic.
 //!
 //! # Modules, in reading order
-//! [`reference`] (the loop), [`stage`] (what a stage promises), [`local`] (how it is kept), [`gpt2`], [`engine`],
+//! [`mod@reference`] (the loop), [`stage`] (what a stage promises), [`local`] (how it is kept), [`gpt2`], [`engine`],
 //! [`lots`] and [`reduce`], [`optimiser`], [`random`] (counter-based), [`run`] (the run file), [`config`],
-//! [`checkpoint`], and the small ones: [`batch`], [`cut`], [`layout`], [`generate`].
+//! [`checkpoint`], and the small ones: [`pipeline`], [`batch`], [`cut`], [`layout`], [`generate`], [`memory`].
 //!
 //! Nothing here knows of the network or the clock; `starling-swarm` and this crate never see each other.
 
@@ -57,7 +57,9 @@ pub mod gpt2;
 pub mod layout;
 pub mod local;
 pub mod lots;
+pub mod memory;
 pub mod optimiser;
+pub mod pipeline;
 pub mod random;
 pub mod reduce;
 pub mod reference;

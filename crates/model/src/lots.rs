@@ -20,6 +20,11 @@ pub struct Lots {
 }
 
 impl Lots {
+    /// Whether a step can be cut like this; every other function may be asked only then.
+    pub fn is_possible(&self) -> bool {
+        (1..=self.microbatches).contains(&self.lots) && self.microbatches <= 1 << 31
+    }
+
     /// The microbatches of a lot: as equal as can be, in order.
     pub fn microbatches_of(&self, lot: u32) -> Range<u32> {
         let bound = |lot: u32| (u64::from(lot) * u64::from(self.microbatches) / u64::from(self.lots)) as u32;

@@ -84,39 +84,32 @@ impl OptimiserConfig {
         let mut problems = Vec::new();
         let mut check = |ok: bool, key: &str, message: String, remedy: &str| {
             if !ok {
-                problems.push(Problem {
-                    key: format!("optimiser.{key}"),
-                    message,
-                    remedy: remedy.to_string(),
-                });
+                problems.push(Problem::new(format!("optimiser.{key}"), message, remedy));
             }
         };
+        // What is positive here must be so in single precision too: Adam divides by it.
+        let positive = |x: f64| x.is_finite() && x as f32 > 0.0 && (x as f32).is_finite();
+        let not_negative = |x: f64| x.is_finite() && x >= 0.0;
         let fraction = |x: f64| (0.0..1.0).contains(&x);
+        let Self { lr, final_fraction, beta1, beta2, epsilon, weight_decay, clip, .. } = *self;
         check(
-            self.lr > 0.0 && self.lr.is_finite(),
+            positive(lr),
             "lr",
-            format!("the learning rate is {}", self.lr),
+            format!("the learning rate is {lr}"),
             "use a positive number, for example 1e-3",
         );
+        let ends = (0.0..=1.0).contains(&final_fraction);
+        let message = format!("{final_fraction} is not between 0 and 1");
+        check(ends, "final_fraction", message, "use 0.1 to end at a tenth of the peak");
+        check(fraction(beta1), "beta1", format!("{beta1} is not in [0, 1)"), "use 0.9");
+        check(fraction(beta2), "beta2", format!("{beta2} is not in [0, 1)"), "use 0.95 or 0.999");
+        check(positive(epsilon), "epsilon", format!("{epsilon} is not a small positive number"), "use 1e-8");
+        let message = format!("{weight_decay} is not a decay");
+        check(not_negative(weight_decay), "weight_decay", message, "use 0.1, or 0 for none");
         check(
-            (0.0..=1.0).contains(&self.final_fraction),
-            "final_fraction",
-            format!("{} is not between 0 and 1", self.final_fraction),
-            "use 0.1 to end at a tenth of the peak",
-        );
-        check(fraction(self.beta1), "beta1", format!("{} is not in [0, 1)", self.beta1), "use 0.9");
-        check(fraction(self.beta2), "beta2", format!("{} is not in [0, 1)", self.beta2), "use 0.95 or 0.999");
-        check(self.epsilon > 0.0, "epsilon", format!("{} is not positive", self.epsilon), "use 1e-8");
-        check(
-            self.weight_decay >= 0.0,
-            "weight_decay",
-            format!("{} is negative", self.weight_decay),
-            "use 0.1, or 0 for none",
-        );
-        check(
-            self.clip >= 0.0,
+            not_negative(clip),
             "clip",
-            format!("{} is negative", self.clip),
+            format!("{clip} is not a norm"),
             "use 1.0, or 0 to turn clipping off",
         );
         problems
@@ -148,14 +141,15 @@ impl OptimiserConfig {
         self.lr * (self.final_fraction + (1.0 - self.final_fraction) * height)
     }
 
-    /// The constants of the update that closes a step: `norm` is the global norm of the *mean* gradient.
-    pub fn update(&self, step: u64, steps: u64, tokens: u64, norm: f64) -> Update {
+    /// The constants of the update that closes step `step` of `steps`: `applied` updates were applied before it (a
+    /// skipped one leaves the moments alone), `norm` is the global norm of the *mean* gradient.
+    pub fn update(&self, step: u64, steps: u64, applied: u64, tokens: u64, norm: f64) -> Update {
         let clip = if self.clip > 0.0 && norm > self.clip { self.clip / norm } else { 1.0 };
         Update {
             lr: self.lr_at(step, steps),
             gradient_scale: clip / tokens as f64,
-            bias1: 1.0 - power(self.beta1, step + 1),
-            bias2: 1.0 - power(self.beta2, step + 1),
+            bias1: 1.0 - power(self.beta1, applied + 1),
+            bias2: 1.0 - power(self.beta2, applied + 1),
         }
     }
 }
@@ -228,10 +222,29 @@ mod tests {
     #[test]
     fn clipping_scales_only_what_is_too_long() {
         let config = OptimiserConfig { clip: 2.0, ..Default::default() };
-        assert_eq!(config.update(0, 10, 4, 1.0).gradient_scale, 0.25);
-        assert_eq!(config.update(0, 10, 4, 8.0).gradient_scale, 0.0625);
+        assert_eq!(config.update(0, 10, 0, 4, 1.0).gradient_scale, 0.25);
+        assert_eq!(config.update(0, 10, 0, 4, 8.0).gradient_scale, 0.0625);
         let free = OptimiserConfig { clip: 0.0, ..config };
-        assert_eq!(free.update(0, 10, 4, 8.0).gradient_scale, 0.25);
+        assert_eq!(free.update(0, 10, 0, 4, 8.0).gradient_scale, 0.25);
+    }
+
+    #[test]
+    fn a_skipped_update_does_not_move_the_bias_correction() {
+        let config = OptimiserConfig::default();
+        let (first, after_skips) = (config.update(0, 10, 0, 1, 1.0), config.update(5, 10, 0, 1, 1.0));
+        assert_eq!((first.bias1, first.bias2), (after_skips.bias1, after_skips.bias2));
+    }
+
+    #[test]
+    fn infinity_is_no_setting() {
+        let config = OptimiserConfig {
+            clip: f64::INFINITY,
+            weight_decay: f64::NAN,
+            epsilon: 1e-46,
+            ..Default::default()
+        };
+        let keys: Vec<String> = config.problems().into_iter().map(|p| p.key).collect();
+        assert_eq!(keys, ["optimiser.epsilon", "optimiser.weight_decay", "optimiser.clip"]);
     }
 
     #[test]

@@ -7,45 +7,67 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::engine::Dtype;
-use crate::lots::Tree;
-use crate::stage::{Stage, StageError};
+use crate::lots::{Node, Tree};
+use crate::stage::{Reduction, Stage, StageError};
 
-/// Sums one piece of the gradient over all lots, whoever of `holders` holds them.
-/// `None` if the holders do not hold every lot, or one twice.
+/// Sums one piece of a step's gradient over all lots, whoever of `holders` holds them.
 pub fn reduce_piece(
     holders: &[&dyn Stage],
+    step: u64,
     lots: u32,
     piece: Range<usize>,
-) -> Result<Option<Vec<u8>>, StageError> {
+) -> Result<Vec<u8>, ReduceError> {
     let mut tree = Tree::new(lots);
-    for holder in holders {
-        let dtype = holder.dtype();
-        for node in holder.held() {
-            let sum = holder.read_sum(node, piece.clone())?;
-            if tree.enter(node, sum, |left, right| add_bytes(dtype, left, right)).is_err() {
-                return Ok(None);
-            }
+    for (holder, stage) in holders.iter().enumerate() {
+        let dtype = stage.dtype();
+        for node in stage.held(step) {
+            let sum = stage.read_sum(step, node, piece.clone())?;
+            tree.enter(node, sum, |left, right| add_bytes(dtype, left, right))
+                .map_err(|_| ReduceError::Twice { holder, node })?;
         }
     }
-    Ok(tree.into_total())
+    let missing = (0..lots).filter(|&lot| !tree.holds(lot)).collect();
+    tree.into_total().ok_or(ReduceError::Missing { lots: missing })
 }
 
-/// Adds up every parameter that several stages, or several units of one, use: in the order of stages.
-/// `replicas` are one or more copies of each stage; the first of each contributes, all settle.
-pub fn settle_shared(stages: &mut [Vec<&mut dyn Stage>]) -> Result<(), StageError> {
+/// Adds up every parameter that several stages, or several units of one, use: in the order of `stages`, each given
+/// with all its replicas. The first replica contributes, all settle.
+pub fn settle_shared(stages: &mut [Vec<&mut dyn Stage>], reduction: Reduction) -> Result<(), StageError> {
     let mut totals: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     for stage in stages.iter().filter_map(|replicas| replicas.first()) {
         for name in stage.shared() {
-            let total = stage.contribute(&name, totals.get(&name).map(Vec::as_slice))?;
+            let total = stage.contribute(reduction, &name, totals.get(&name).map(Vec::as_slice))?;
             totals.insert(name, total);
         }
     }
     for stage in stages.iter_mut().flatten() {
         for name in stage.shared() {
-            stage.settle(&name, &totals[&name])?;
+            stage.settle(reduction, &name, &totals[&name])?;
         }
     }
     Ok(())
+}
+
+/// Why a piece could not be reduced; nothing has changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReduceError {
+    /// Lots that nobody holds.
+    #[error("nobody holds lots {lots:?}; they must be computed again before the step can be reduced")]
+    Missing {
+        /// Which.
+        lots: Vec<u32>,
+    },
+    /// A sum that overlaps with another holder's.
+    #[error("holder {holder} holds lots at {node:?} that another holds too; one of them must be revoked")]
+    Twice {
+        /// Its place among the holders.
+        holder: usize,
+        /// Which sum.
+        node: Node,
+    },
+    /// A holder refused.
+    #[error(transparent)]
+    Stage(#[from] StageError),
 }
 
 /// `left += right`, element by element.

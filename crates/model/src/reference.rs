@@ -5,27 +5,24 @@
 //! objects, and what crosses between them is bytes, just as between machines.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
-use std::sync::Arc;
 
 use starling_corpus::Sampler;
 
 use crate::batch;
-use crate::config::Architecture;
-use crate::cut::cut;
-use crate::engine::naive::Naive;
-use crate::local::LocalStage;
+use crate::checkpoint::{Checkpoint, RestoreError};
 use crate::lots::Lots;
-use crate::optimiser::Rule;
-use crate::reduce::{reduce_piece, settle_shared};
-use crate::run::{Precision, Run, TrainConfig};
-use crate::stage::{Commit, Folded, Input, Loss, Meta, Microbatch, Output, Stage, StageError, Want};
+use crate::pipeline::{self, BuildError, Stages, weights_hash};
+use crate::reduce::{ReduceError, reduce_piece, settle_shared};
+use crate::run::{Run, TrainConfig};
+use crate::stage::{Commit, Folded, Input, Loss, Meta, Microbatch, Output, Reduction, Stage, StageError};
 
 /// A model in training, in one process.
 pub struct Reference {
     run: Run,
     sampler: Sampler,
-    stages: Vec<Box<dyn Stage>>,
+    stages: Stages,
+    /// Steps whose update was skipped.
+    skipped: u64,
 }
 
 /// What one step did.
@@ -47,8 +44,8 @@ impl Reference {
     /// The run at step 0. The run must have no problems, and the sampler be made for it.
     pub fn new(run: Run, vocabulary: usize, sampler: Sampler) -> Result<Reference, BuildError> {
         let architecture = run.model.architecture(vocabulary);
-        let stages = stages(&architecture, run.optimiser.rule(), &run.train, run.seed)?;
-        Ok(Reference { run, sampler, stages })
+        let stages = pipeline::build(&architecture, run.optimiser.rule(), &run.train, run.seed)?;
+        Ok(Reference { run, sampler, stages, skipped: 0 })
     }
 
     /// Steps done.
@@ -57,22 +54,25 @@ impl Reference {
     }
 
     /// One step: every microbatch forward and backward through every stage, the sums reduced, one commit.
-    pub fn step(&mut self) -> Result<StepReport, StageError> {
+    pub fn step(&mut self) -> Result<StepReport, StepError> {
         let step = self.steps_done();
         let lots = self.run.train.lots();
         let mut loss = Loss::default();
         for index in 0..lots.microbatches {
             loss += self.microbatch(Microbatch { step, index, version: step }, lots)?;
         }
-        self.reduce(lots)?;
-        let norm = self.gradient_norm(loss.tokens)?;
-        let update = self.run.optimiser.update(step, self.run.train.steps, loss.tokens, norm);
+        let reduction = Reduction { step, attempt: 0 };
+        self.reduce(reduction, lots)?;
+        let norm = self.gradient_norm(reduction, loss.tokens)?;
+        let applied = step - self.skipped;
+        let update = self.run.optimiser.update(step, self.run.train.steps, applied, loss.tokens, norm);
         // A gradient that is not finite would ruin the weights: every stage skips the update.
         let skipped = !norm.is_finite();
-        let commit = Commit { version: step, update: (!skipped).then_some(update) };
+        let commit = Commit { step, version: step, update: (!skipped).then_some(update) };
         for stage in &mut self.stages {
             stage.apply(&commit)?;
         }
+        self.skipped += u64::from(skipped);
         Ok(StepReport { step, loss, norm, lr: update.lr, skipped })
     }
 
@@ -111,27 +111,38 @@ impl Reference {
     }
 
     /// Sums each stage's lots in the fixed tree, then parameters that have several uses.
-    fn reduce(&mut self, lots: Lots) -> Result<(), StageError> {
+    fn reduce(&mut self, reduction: Reduction, lots: Lots) -> Result<(), StepError> {
         for stage in &mut self.stages {
-            let len = stage.gradient_len();
-            let sum = reduce_piece(&[&**stage], lots.lots, 0..len)?;
-            stage.begin_reduce();
-            stage.write_reduced(0, &sum.ok_or(StageError::Incomplete { missing: len })?)?;
+            let sum = reduce_piece(&[&**stage], reduction.step, lots.lots, 0..stage.gradient_len())?;
+            stage.begin_reduce(reduction)?;
+            stage.write_reduced(reduction, 0, &sum)?;
         }
         let mut all: Vec<Vec<&mut dyn Stage>> = Vec::new();
         for stage in &mut self.stages {
             all.push(vec![&mut **stage]);
         }
-        settle_shared(&mut all)
+        Ok(settle_shared(&mut all, reduction)?)
     }
 
     /// Global norm of the mean gradient: squares are summed parameter by parameter, in the order of names.
-    fn gradient_norm(&self, tokens: u64) -> Result<f64, StageError> {
+    fn gradient_norm(&self, reduction: Reduction, tokens: u64) -> Result<f64, StageError> {
         let mut squares = BTreeMap::new();
         for stage in &self.stages {
-            squares.extend(stage.prepare()?.sums_of_squares);
+            squares.extend(stage.prepare(reduction)?.sums_of_squares);
         }
         Ok(squares.values().sum::<f64>().sqrt() / tokens as f64)
+    }
+
+    /// Goes on from a checkpoint, however that was cut; refused, it leaves everything as it was.
+    pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), RestoreError> {
+        checkpoint.restore(&mut self.stages)?;
+        self.skipped = checkpoint.manifest.skipped;
+        Ok(())
+    }
+
+    /// Steps whose update was skipped because the gradient was not finite.
+    pub fn skipped(&self) -> u64 {
+        self.skipped
     }
 
     /// The hash of all weights; the same however the model is cut.
@@ -142,11 +153,6 @@ impl Reference {
     /// The stages, to be saved or asked.
     pub fn stages(&self) -> &[Box<dyn Stage>] {
         &self.stages
-    }
-
-    /// The stages, to be restored.
-    pub fn stages_mut(&mut self) -> &mut [Box<dyn Stage>] {
-        &mut self.stages
     }
 
     /// The run.
@@ -160,77 +166,13 @@ impl Reference {
     }
 }
 
-/// Builds the stages of a model, with initial weights.
-pub fn stages(
-    architecture: &Architecture,
-    rule: Rule,
-    train: &TrainConfig,
-    seed: u64,
-) -> Result<Vec<Box<dyn Stage>>, BuildError> {
-    let cuts = cut(architecture, train.stages);
-    Ok(match train.precision {
-        Precision::F32 => {
-            let engine = Arc::new(Naive::<f32>::new(train.threads)?);
-            let stage = |cut| LocalStage::new(engine.clone(), architecture.clone(), cut, rule, seed);
-            cuts.into_iter().map(|cut| Box::new(stage(cut)) as Box<dyn Stage>).collect()
-        }
-        Precision::F64 => {
-            let engine = Arc::new(Naive::<f64>::new(train.threads)?);
-            let stage = |cut| LocalStage::new(engine.clone(), architecture.clone(), cut, rule, seed);
-            cuts.into_iter().map(|cut| Box::new(stage(cut)) as Box<dyn Stage>).collect()
-        }
-    })
-}
-
-/// Forward through all stages, without dropout.
-pub fn infer(
-    stages: &[Box<dyn Stage>],
-    mut input: Input,
-    meta: &Meta,
-    want: Want,
-) -> Result<Output, StageError> {
-    for stage in stages {
-        match stage.infer(input, meta, want)? {
-            Output::Hidden(hidden) => input = Input::Hidden(hidden),
-            output => return Ok(output),
-        }
-    }
-    Err(StageError::Unknown("head: the last stage of the model is missing".into()))
-}
-
-/// Loss over windows `0..windows`, some at a time; `contents` makes microbatches of them.
-pub fn loss_over(
-    stages: &[Box<dyn Stage>],
-    windows: u64,
-    at_a_time: u32,
-    mut contents: impl FnMut(Range<u64>) -> (Input, Meta),
-) -> Result<Loss, StageError> {
-    let mut loss = Loss::default();
-    let mut first = 0;
-    while first < windows {
-        let end = windows.min(first + u64::from(at_a_time));
-        let (input, meta) = contents(first..end);
-        if let Output::Loss(sum) = infer(stages, input, &meta, Want::Loss)? {
-            loss += sum;
-        }
-        first = end;
-    }
-    Ok(loss)
-}
-
-/// The hash of all weights from those of all stages: of the parameters in the order of names.
-pub fn weights_hash(stages: impl Iterator<Item = BTreeMap<String, [u8; 32]>>) -> String {
-    let parameters: BTreeMap<String, [u8; 32]> = stages.flatten().collect();
-    let mut hasher = blake3::Hasher::new_derive_key("starling 2026 weights");
-    for (name, hash) in parameters {
-        hasher.update(&(name.len() as u64).to_le_bytes());
-        hasher.update(name.as_bytes());
-        hasher.update(&hash);
-    }
-    hasher.finalize().to_hex().to_string()
-}
-
-/// The engine could not be started.
+/// Why a step could not be done.
 #[derive(Debug, thiserror::Error)]
-#[error("the engine's threads could not be started: {0}; use fewer with train.threads")]
-pub struct BuildError(#[from] rayon::ThreadPoolBuildError);
+pub enum StepError {
+    /// A stage refused.
+    #[error(transparent)]
+    Stage(#[from] StageError),
+    /// The gradients could not be reduced.
+    #[error(transparent)]
+    Reduce(#[from] ReduceError),
+}

@@ -10,7 +10,7 @@ pub use file::RunFileError;
 
 use crate::config::ModelConfig;
 use crate::lots::Lots;
-use crate::optimiser::OptimiserConfig;
+use crate::optimiser::{Decay, OptimiserConfig};
 use crate::stage::Keep;
 
 /// A run file, every default filled in. [`Run::parse`] makes one from TOML.
@@ -43,9 +43,9 @@ pub struct TrainConfig {
     pub steps: u64,
     /// Samples of one step.
     pub batch: u32,
-    /// Samples computed together; only speed and the last bits depend on it.
+    /// Samples computed together, at the most `batch`; only speed and the last bits depend on it.
     pub microbatch: u32,
-    /// Lots that a step's microbatches form; only the last bits depend on it.
+    /// Lots that a step's microbatches form, at the most one for each; only the last bits depend on it.
     pub lots: u32,
     /// Stages that the model is cut into; nothing depends on it.
     pub stages: usize,
@@ -64,8 +64,8 @@ impl Default for TrainConfig {
         TrainConfig {
             steps: 500,
             batch: 16,
-            microbatch: 8,
-            lots: 1,
+            microbatch: 4,
+            lots: 4,
             stages: 1,
             keep: Keep::All,
             precision: Precision::F32,
@@ -78,7 +78,8 @@ impl Default for TrainConfig {
 impl TrainConfig {
     /// The lots of a step.
     pub fn lots(&self) -> Lots {
-        Lots { microbatches: self.batch.div_ceil(self.microbatch), lots: self.lots }
+        let microbatches = self.batch.div_ceil(self.microbatch);
+        Lots { microbatches, lots: self.lots.min(microbatches) }
     }
 }
 
@@ -136,7 +137,7 @@ impl Run {
         problems.extend(self.optimiser.problems());
         let mut check = |ok: bool, key: &str, message: String, remedy: String| {
             if !ok {
-                problems.push(Problem { key: key.to_string(), message, remedy });
+                problems.push(Problem::new(key, message, remedy));
             }
         };
         let train = &self.train;
@@ -160,20 +161,9 @@ impl Run {
             "a step of 0 samples trains nothing".into(),
             "use at least 1".into(),
         );
-        let fits = (1..=train.batch.max(1)).contains(&train.microbatch);
-        let message =
-            format!("a microbatch of {} does not fit a step of {} samples", train.microbatch, train.batch);
-        check(fits, "train.microbatch", message, format!("use 1 to {}", train.batch.max(1)));
-        if fits && train.batch > 0 {
-            let most = train.lots().microbatches;
-            let message = format!("{} lots of {most} microbatches would leave lots empty", train.lots);
-            check(
-                (1..=most).contains(&train.lots),
-                "train.lots",
-                message,
-                format!("use 1 to {most}, or smaller microbatches"),
-            );
-        }
+        let message = "a microbatch of 0 samples computes nothing".to_string();
+        check(train.microbatch > 0, "train.microbatch", message, "use at least 1".into());
+        check(train.lots > 0, "train.lots", "a step has at least one lot".into(), "use at least 1".into());
         let units = self.model.layers.saturating_add(2);
         let message = format!(
             "a model of {} blocks, embedding and head cannot be cut into {} stages",
@@ -195,12 +185,17 @@ impl Run {
         problems
     }
 
+    /// Where two runs differ in any setting: key, this one's value, the other's.
+    pub fn differences(&self, other: &Run) -> Vec<Difference> {
+        differences_between(self, other)
+    }
+
     /// What defines the training, given what the corpus turned out to hold.
     pub fn definition(&self, vocabulary: usize, corpus: String) -> Definition {
-        let optimiser = OptimiserConfig {
-            decay_steps: Some(self.optimiser.decay_steps.unwrap_or(self.train.steps)),
-            ..self.optimiser.clone()
-        };
+        // Without a decay it does not matter where the decay would end.
+        let decay_steps = (self.optimiser.decay != Decay::Constant)
+            .then(|| self.optimiser.decay_steps.unwrap_or(self.train.steps));
+        let optimiser = OptimiserConfig { decay_steps, ..self.optimiser.clone() };
         Definition {
             seed: self.seed,
             vocabulary,
@@ -242,28 +237,28 @@ impl Definition {
     pub fn identity(&self) -> String {
         let mut hasher = blake3::Hasher::new_derive_key("starling 2026 run identity");
         // Keys come in the order of the fields and numbers in their shortest form: the text is canonical.
-        hasher.update(self.json().to_string().as_bytes());
+        let text = serde_json::to_vec(self).expect("a definition is plain numbers and strings");
+        hasher.update(&text);
         hasher.finalize().to_hex().to_string()
     }
 
     /// Where two definitions differ: key, this one's value, the other's.
-    pub fn differences(&self, other: &Definition) -> Vec<(String, String, String)> {
-        let mut list = Vec::new();
-        differences("", &self.json(), &other.json(), &mut list);
-        list
-    }
-
-    fn json(&self) -> serde_json::Value {
-        serde_json::to_value(self).expect("a definition is plain numbers and strings")
+    pub fn differences(&self, other: &Definition) -> Vec<Difference> {
+        differences_between(self, other)
     }
 }
 
-fn differences(
-    key: &str,
-    a: &serde_json::Value,
-    b: &serde_json::Value,
-    list: &mut Vec<(String, String, String)>,
-) {
+/// A key, the value on one side, the value on the other.
+pub type Difference = (String, String, String);
+
+fn differences_between(a: &impl Serialize, b: &impl Serialize) -> Vec<Difference> {
+    let json = |value: Result<serde_json::Value, _>| value.expect("settings are plain numbers and strings");
+    let mut list = Vec::new();
+    differences("", &json(serde_json::to_value(a)), &json(serde_json::to_value(b)), &mut list);
+    list
+}
+
+fn differences(key: &str, a: &serde_json::Value, b: &serde_json::Value, list: &mut Vec<Difference>) {
     use serde_json::Value;
     match (a, b) {
         (Value::Object(x), Value::Object(y)) => {

@@ -6,9 +6,11 @@
 //!
 //! The life of a step in a stage: `forward` and `backward` for every microbatch; each `backward` leaves a
 //! [`Pending`] gradient, which enters its lot by `fold`, once, or is thrown away; lots that have all their
-//! microbatches are *sealed*; sealed sums are read, reduced outside in the fixed tree, and written back
-//! (`begin_reduce`, `write_reduced`); parameters used in several places are added up by `contribute` and
-//! `settle`; `prepare` tells the sums of squares; `apply` carries out the commit. Nothing changes a weight before.
+//! microbatches are *sealed*; sealed sums are read, reduced outside in the fixed tree, and written back in a
+//! numbered attempt ([`Reduction`]); parameters used in several places are added up by `contribute` and `settle`;
+//! `prepare` tells the sums of squares; `apply` carries out the commit. Nothing changes a weight before.
+//!
+//! Work of a step is kept apart from that of the next, so that a reduction can go on while the next step computes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -121,14 +123,15 @@ pub enum Want {
     NextToken,
 }
 
-/// A forward pass that waits for its backward.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ticket(pub(crate) u64);
+/// A forward pass that waits for its backward: a number that the stage gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Ticket(pub u64);
 
 /// The gradient of one microbatch in this stage, not in any sum yet.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pending {
-    pub(crate) id: u64,
+    /// The number that the stage gave it.
+    pub id: u64,
     /// Whose gradient it is.
     pub microbatch: Microbatch,
     /// The loss, from the last stage.
@@ -144,6 +147,15 @@ pub enum Folded {
     Sealed,
 }
 
+/// One attempt to reduce the gradients of one step; a later attempt makes an earlier one void.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Reduction {
+    /// Whose gradients.
+    pub step: u64,
+    /// Counted up with every new try.
+    pub attempt: u32,
+}
+
 /// What a stage knows of the reduced gradient before the commit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prepared {
@@ -156,6 +168,8 @@ pub struct Prepared {
 /// The end of a step, the same for every stage and replica.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Commit {
+    /// The step it closes.
+    pub step: u64,
     /// The version it is applied to; applying makes the next.
     pub version: u64,
     /// The update, or `None` to skip it (the gradient was not finite), everywhere.
@@ -204,36 +218,43 @@ pub trait Stage: Send {
     /// Computes forward without dropout, and keeps nothing.
     fn infer(&self, input: Input, meta: &Meta, want: Want) -> Result<Output, StageError>;
 
-    /// Adds a gradient to its lot, in the order of microbatches: one that comes early waits inside.
+    /// Adds a gradient to its lot, in the order of microbatches: one that comes early waits inside. A gradient that
+    /// can never be folded (its microbatch is in already) is thrown away with the refusal.
     fn fold(&mut self, pending: Pending, lots: Lots) -> Result<Folded, StageError>;
     /// Throws a gradient away.
     fn discard(&mut self, pending: Pending);
     /// Throws away what is kept of a forward pass.
     fn forget(&mut self, ticket: Ticket);
     /// Drops a lot whole, with the lots it was merged with; returns the lots that must be done again.
-    fn revoke(&mut self, lot: u32) -> Range<u32>;
-    /// The sums it holds: nodes of the tree over lots.
-    fn held(&self) -> Vec<Node>;
+    fn revoke(&mut self, step: u64, lot: u32) -> Range<u32>;
+    /// The sums of a step that it holds: nodes of the tree over lots.
+    fn held(&self, step: u64) -> Vec<Node>;
     /// Little-endian bytes of a piece of the sum at a node.
-    fn read_sum(&self, node: Node, piece: Range<usize>) -> Result<Vec<u8>, StageError>;
+    fn read_sum(&self, step: u64, node: Node, piece: Range<usize>) -> Result<Vec<u8>, StageError>;
 
-    /// Starts an attempt to reduce; what an earlier attempt wrote is void, the sums are untouched.
-    fn begin_reduce(&mut self);
+    /// Starts an attempt to reduce; what an earlier one wrote is void, the sums are untouched.
+    fn begin_reduce(&mut self, reduction: Reduction) -> Result<(), StageError>;
     /// Writes a piece of the reduced gradient.
-    fn write_reduced(&mut self, start: usize, bytes: &[u8]) -> Result<(), StageError>;
+    fn write_reduced(&mut self, reduction: Reduction, start: usize, bytes: &[u8]) -> Result<(), StageError>;
     /// Names of parameters that have more than one use in the whole model, and one of them here.
     fn shared(&self) -> Vec<String>;
     /// Adds this stage's uses of a shared parameter, in order, to what the stages before it contributed.
-    fn contribute(&self, name: &str, before: Option<&[u8]>) -> Result<Vec<u8>, StageError>;
+    fn contribute(
+        &self,
+        reduction: Reduction,
+        name: &str,
+        before: Option<&[u8]>,
+    ) -> Result<Vec<u8>, StageError>;
     /// Takes the sum over all uses of a shared parameter.
-    fn settle(&mut self, name: &str, total: &[u8]) -> Result<(), StageError>;
+    fn settle(&mut self, reduction: Reduction, name: &str, total: &[u8]) -> Result<(), StageError>;
     /// What the coordinator must know before it commits.
-    fn prepare(&self) -> Result<Prepared, StageError>;
-    /// Carries out a commit, once: applying it again changes nothing.
+    fn prepare(&self, reduction: Reduction) -> Result<Prepared, StageError>;
+    /// Carries out a commit, once: applying it again changes nothing. Drops all work of its step and earlier ones.
     fn apply(&mut self, commit: &Commit) -> Result<u64, StageError>;
 
-    /// Little-endian bytes of a piece of a state vector.
-    fn read(&self, state: State, piece: Range<usize>) -> Result<Vec<u8>, StageError>;
+    /// Little-endian bytes of a piece of a state vector, of this version or none: pieces that are read one after
+    /// another belong together.
+    fn read(&self, version: u64, state: State, piece: Range<usize>) -> Result<Vec<u8>, StageError>;
     /// Overwrites a piece of a state vector.
     fn write(&mut self, state: State, start: usize, bytes: &[u8]) -> Result<(), StageError>;
     /// Says which version the state that was written is; drops all work under way.
@@ -253,6 +274,8 @@ pub enum StageError {
         "{what} of the microbatch has {got} elements where {expected} are expected; the sender and this stage disagree about the model or the microbatch"
     )]
     Length { what: &'static str, expected: usize, got: usize },
+    #[error("the microbatch has no tokens; there is nothing to compute")]
+    Empty,
     #[error("{what} {value} is not below {limit}; the microbatch does not fit this model")]
     Range { what: &'static str, value: u64, limit: u64 },
     #[error(
@@ -265,6 +288,10 @@ pub enum StageError {
         "work for version {asked} arrived while this stage is at version {have}; it belongs to another step and is refused"
     )]
     Version { asked: u64, have: u64 },
+    #[error("step {step} is neither the next nor the one after it for a stage at version {version}; refused")]
+    Step { step: u64, version: u64 },
+    #[error("attempt {} to reduce step {} is not the current one; it is void", .0.attempt, .0.step)]
+    Reduction(Reduction),
     #[error("no forward pass waits under ticket {0}; it was used, forgotten or dropped by a commit")]
     Ticket(u64),
     #[error("no gradient waits under number {0}; it was folded, discarded or dropped by a commit")]
@@ -273,7 +300,9 @@ pub enum StageError {
         "microbatch {microbatch} is in lot {lot} already; counting it twice would change the training, so it is refused"
     )]
     Twice { microbatch: u32, lot: u32 },
-    #[error("the step has {microbatches} microbatches in {lots} lots here, and others elsewhere; refused")]
+    #[error(
+        "{microbatches} microbatches in {lots} lots are not how this step is cut here, or not possible; refused"
+    )]
     Lots { microbatches: u32, lots: u32 },
     #[error("this stage holds no sum at node {0:?}")]
     Node(Node),

@@ -103,10 +103,12 @@ fn norm_and_linear() {
     let before = numbers("before", x.len());
     let mut d_x = before.clone();
     let mut grads = vec![0.0; len];
-    engine.norm_linear_backward(&x, &weights, norm, linear, &d_out, &mut d_x, &mut grads, norm, linear);
+    let (_, kept) = engine.norm_linear(&x, &weights, norm, linear);
+    engine
+        .norm_linear_backward(&x, &kept, &weights, norm, linear, &d_out, &mut d_x, &mut grads, norm, linear);
     let d_x: Vec<f64> = d_x.iter().zip(before).map(|(d, before)| d - before).collect();
-    agrees("x", &x, &d_x, |x| weighed(&engine.norm_linear(&x.to_vec(), &weights, norm, linear)));
-    agrees("weights", &weights, &grads, |w| weighed(&engine.norm_linear(&x, &w.to_vec(), norm, linear)));
+    agrees("x", &x, &d_x, |x| weighed(&engine.norm_linear(&x.to_vec(), &weights, norm, linear).0));
+    agrees("weights", &weights, &grads, |w| weighed(&engine.norm_linear(&x, &w.to_vec(), norm, linear).0));
 }
 
 #[test]
@@ -132,14 +134,18 @@ fn linear_and_residual() {
     for activation in [Activation::Identity, Activation::Gelu, Activation::GeluNew] {
         let forward = |x: &[f64], w: &[f64]| {
             let (x, w) = (x.to_vec(), w.to_vec());
-            weighed(&engine.linear_residual(SHAPE, activation, &x, &w, linear, dropout(0.2), &residual))
+            let (out, _) = engine.linear_residual(SHAPE, activation, &x, &w, linear, dropout(0.2), &residual);
+            weighed(&out)
         };
         let d_out = numbers("weighing", residual.len());
         let mut grads = vec![0.0; len];
+        let (_, kept) =
+            engine.linear_residual(SHAPE, activation, &x, &weights, linear, dropout(0.2), &residual);
         let d_x = engine.linear_residual_backward(
             SHAPE,
             activation,
             &x,
+            &kept,
             &weights,
             linear,
             dropout(0.2),
@@ -162,9 +168,10 @@ fn head_and_loss() {
     let targets: Vec<u32> = (0..10).flat_map(|_| TARGETS).collect();
     let x = numbers("x", targets.len() * WIDTH);
     let mut grads = vec![0.0; weights.len()];
-    let d_x = engine.head_loss_backward(&x, &weights, norm, table, &targets, &mut grads, norm, table);
-    agrees("x", &x, &d_x, |x| engine.head_loss(&x.to_vec(), &weights, norm, table, &targets));
-    agrees("weights", &weights, &grads, |w| engine.head_loss(&x, &w.to_vec(), norm, table, &targets));
+    let (_, kept) = engine.head_loss(&x, &weights, norm, table, &targets);
+    let d_x = engine.head_loss_backward(&x, &kept, &weights, norm, table, &targets, &mut grads, norm, table);
+    agrees("x", &x, &d_x, |x| engine.head_loss(&x.to_vec(), &weights, norm, table, &targets).0);
+    agrees("weights", &weights, &grads, |w| engine.head_loss(&x, &w.to_vec(), norm, table, &targets).0);
 
     let logits = engine.head_logits(&x, &weights, norm, table, &[3, 70]);
     let loss = |token: usize, target: usize| {
@@ -174,7 +181,7 @@ fn head_and_loss() {
     };
     let mut only = vec![NO_TARGET; targets.len()];
     (only[3], only[70]) = (5, 6);
-    let together = engine.head_loss(&x, &weights, norm, table, &only);
+    let (together, _) = engine.head_loss(&x, &weights, norm, table, &only);
     assert!((together - loss(0, 5) - loss(1, 6)).abs() < 1e-5);
 }
 
@@ -185,7 +192,7 @@ fn huge_logits_and_scores_stay_finite() {
     let table = span(2 * WIDTH, VOCABULARY * WIDTH);
     let weights = vec![1e4f32; 2 * WIDTH + table.len];
     let x: Vec<f32> = numbers("x", TARGETS.len() * WIDTH).into_iter().map(|x| x as f32).collect();
-    assert!(engine.head_loss(&x, &weights, norm, table, &TARGETS).is_finite());
+    assert!(engine.head_loss(&x, &weights, norm, table, &TARGETS).0.is_finite());
     let qkv: Vec<f32> =
         numbers("qkv", SHAPE.tokens() * 3 * WIDTH).into_iter().map(|x| 1e4 * x as f32).collect();
     let (out, sums) = engine.attention(SHAPE, attention(), &qkv, dropout(0.0));

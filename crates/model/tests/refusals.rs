@@ -10,7 +10,8 @@ use starling_model::local::LocalStage;
 use starling_model::lots::{Lots, Node};
 use starling_model::optimiser::{OptimiserConfig, Update};
 use starling_model::stage::{
-    Commit, Folded, Hidden, Input, Keep, Meta, Microbatch, Output, Stage, StageError, State, Want,
+    Commit, Folded, Hidden, Input, Keep, Meta, Microbatch, Output, Pending, Reduction, Stage, StageError,
+    State, Want,
 };
 
 const LOTS: Lots = Lots { microbatches: 4, lots: 2 };
@@ -43,7 +44,7 @@ fn tokens() -> Input {
 }
 
 /// Forward and backward of one microbatch through a whole model.
-fn pending(stage: &mut LocalStage<Naive<f32>>, index: u32) -> starling_model::stage::Pending {
+fn pending(stage: &mut LocalStage<Naive<f32>>, index: u32) -> Pending {
     let at = microbatch(index, stage.version());
     let (_, ticket) = stage.forward(at, tokens(), meta(), Keep::All).unwrap();
     stage.backward(ticket, None).unwrap().1
@@ -77,14 +78,14 @@ fn a_revoked_lot_can_be_done_again() {
         let gradient = pending(&mut stage, index);
         stage.fold(gradient, LOTS).unwrap();
     }
-    let whole = stage.read_sum(Node::root(2), 0..stage.gradient_len()).unwrap();
-    assert_eq!(stage.revoke(1), 0..2); // Both lots were merged, so both are gone.
-    assert!(stage.held().is_empty());
+    let whole = stage.read_sum(0, Node::root(2), 0..stage.gradient_len()).unwrap();
+    assert_eq!(stage.revoke(0, 1), 0..2); // Both lots were merged, so both are gone.
+    assert!(stage.held(0).is_empty());
     for index in [3, 2, 1, 0] {
         let gradient = pending(&mut stage, index);
         stage.fold(gradient, LOTS).unwrap();
     }
-    assert_eq!(stage.read_sum(Node::root(2), 0..stage.gradient_len()).unwrap(), whole);
+    assert_eq!(stage.read_sum(0, Node::root(2), 0..stage.gradient_len()).unwrap(), whole);
 }
 
 #[test]
@@ -94,9 +95,52 @@ fn other_lots_than_the_steps_are_refused() {
     stage.fold(gradient, LOTS).unwrap();
     let gradient = pending(&mut stage, 1);
     let other = Lots { microbatches: 8, lots: 2 };
-    assert!(matches!(refusal(stage.fold(gradient, other)), StageError::Lots { microbatches: 4, lots: 2 }));
+    assert!(matches!(refusal(stage.fold(gradient, other)), StageError::Lots { microbatches: 8, lots: 2 }));
+    assert_eq!(stage.fold(gradient, LOTS).unwrap(), Folded::Sealed); // It is still there.
     let beyond = pending(&mut stage, 4);
     assert!(matches!(refusal(stage.fold(beyond, LOTS)), StageError::Lots { .. }));
+}
+
+#[test]
+fn a_refused_fold_fixes_nothing() {
+    let mut stage = stage(0..4);
+    let gradient = pending(&mut stage, 0);
+    for impossible in [(4, 0), (1, 3), (0, 0), (u32::MAX, u32::MAX)] {
+        let lots = Lots { microbatches: impossible.0, lots: impossible.1 };
+        assert!(matches!(refusal(stage.fold(gradient, lots)), StageError::Lots { .. }), "{impossible:?}");
+    }
+    assert_eq!(stage.fold(gradient, LOTS).unwrap(), Folded::Open);
+    assert!(matches!(refusal(stage.fold(gradient, LOTS)), StageError::Pending(_)));
+}
+
+#[test]
+fn work_of_a_distant_step_is_refused() {
+    let mut stage = stage(0..4);
+    let later = Microbatch { step: 2, index: 0, version: 0 };
+    let error = refusal(stage.forward(later, tokens(), meta(), Keep::All));
+    assert!(matches!(error, StageError::Step { step: 2, version: 0 }));
+    assert!(matches!(
+        refusal(stage.begin_reduce(Reduction { step: 2, attempt: 0 })),
+        StageError::Step { .. }
+    ));
+    // The step after the next may begin, and survives the commit of the next.
+    let next = Microbatch { step: 1, index: 0, version: 0 };
+    let (_, ticket) = stage.forward(next, tokens(), meta(), Keep::All).unwrap();
+    let (_, gradient) = stage.backward(ticket, None).unwrap();
+    stage.fold(gradient, LOTS).unwrap();
+    stage.apply(&Commit { step: 0, version: 0, update: None }).unwrap();
+    assert_eq!(stage.revoke(1, 0), 0..1);
+}
+
+#[test]
+fn a_backward_refused_for_its_gradient_can_be_tried_again() {
+    let mut first = stage(0..2);
+    let (output, ticket) = first.forward(microbatch(0, 0), tokens(), meta(), Keep::All).unwrap();
+    let Output::Hidden(hidden) = output else { panic!("the first stage gives hidden states") };
+    let short = Hidden { bytes: vec![0; 4], ..hidden.clone() };
+    assert!(matches!(refusal(first.backward(ticket, Some(short))), StageError::Hidden { .. }));
+    assert!(first.backward(ticket, Some(hidden.clone())).is_ok());
+    assert!(matches!(refusal(first.backward(ticket, Some(hidden))), StageError::Ticket(_)));
 }
 
 #[test]
@@ -106,8 +150,8 @@ fn work_of_another_version_is_refused() {
     assert!(matches!(error, StageError::Version { asked: 1, have: 0 }));
     let gradient = pending(&mut stage, 0);
     let (_, ticket) = stage.forward(microbatch(1, 0), tokens(), meta(), Keep::All).unwrap();
-    assert_eq!(stage.apply(&Commit { version: 0, update: None }).unwrap(), 1);
-    assert!(matches!(refusal(stage.fold(gradient, LOTS)), StageError::Version { asked: 0, have: 1 }));
+    assert_eq!(stage.apply(&Commit { step: 0, version: 0, update: None }).unwrap(), 1);
+    assert!(matches!(refusal(stage.fold(gradient, LOTS)), StageError::Pending(_)));
     assert!(matches!(refusal(stage.backward(ticket, None)), StageError::Ticket(_)));
 }
 
@@ -115,24 +159,31 @@ fn work_of_another_version_is_refused() {
 fn a_commit_is_applied_once_and_only_with_a_whole_gradient() {
     let mut stage = stage(0..4);
     let update = Update { lr: 0.1, gradient_scale: 1.0, bias1: 0.1, bias2: 0.05 };
-    let commit = Commit { version: 0, update: Some(update) };
+    let commit = Commit { step: 0, version: 0, update: Some(update) };
     let before = stage.weight_hashes();
     assert!(matches!(refusal(stage.apply(&commit)), StageError::Incomplete { .. }));
-    stage.begin_reduce();
-    stage.write_reduced(0, &vec![0; 4 * (stage.gradient_len() - 1)]).unwrap();
+    let reduction = Reduction { step: 0, attempt: 2 };
+    stage.begin_reduce(reduction).unwrap();
+    stage.write_reduced(reduction, 0, &vec![0; 4 * (stage.gradient_len() - 1)]).unwrap();
     assert!(matches!(refusal(stage.apply(&commit)), StageError::Incomplete { missing: 1 }));
-    stage.write_reduced(stage.gradient_len() - 1, &1f32.to_le_bytes()).unwrap();
+    stage.write_reduced(reduction, stage.gradient_len() - 1, &1f32.to_le_bytes()).unwrap();
+    let void = Reduction { step: 0, attempt: 1 };
+    assert!(matches!(refusal(stage.begin_reduce(void)), StageError::Reduction(_)));
+    assert!(matches!(refusal(stage.write_reduced(void, 0, &[0; 4])), StageError::Reduction(_)));
     // The embedding is used twice, and the sum over its uses has not arrived.
     assert!(matches!(refusal(stage.apply(&commit)), StageError::Incomplete { .. }));
     assert_eq!(stage.weight_hashes(), before);
-    let total = stage.contribute("wte.weight", None).unwrap();
-    stage.settle("wte.weight", &total).unwrap();
+    let total = stage.contribute(reduction, "wte.weight", None).unwrap();
+    stage.settle(reduction, "wte.weight", &total).unwrap();
     assert_eq!(stage.apply(&commit).unwrap(), 1);
     let after = stage.weight_hashes();
     assert_ne!(after, before);
     assert_eq!(stage.apply(&commit).unwrap(), 1);
     assert_eq!(stage.weight_hashes(), after);
-    assert!(matches!(refusal(stage.apply(&Commit { version: 5, update: None })), StageError::Version { .. }));
+    assert!(matches!(
+        refusal(stage.apply(&Commit { step: 5, version: 5, update: None })),
+        StageError::Version { .. }
+    ));
 }
 
 #[test]
@@ -150,6 +201,8 @@ fn a_microbatch_that_does_not_fit_the_model_is_refused() {
     assert!(try_with(tokens(), |m| m.samples.clear()).contains("samples"));
     assert!(try_with(tokens(), |m| m.documents.clear()).contains("documents"));
     assert!(try_with(tokens(), |m| m.shape.columns = 5).contains("columns 5"));
+    assert!(try_with(tokens(), |m| m.shape.columns = 0).contains("no tokens"));
+    assert!(try_with(tokens(), |m| m.shape.rows = 0).contains("no tokens"));
     assert!(try_with(tokens(), |m| m.shape.rows = usize::MAX).contains("rows"));
     let hidden = Hidden { shape: meta().shape, width: 4, dtype: Dtype::F32, bytes: vec![0; 48] };
     assert!(
@@ -176,17 +229,18 @@ fn hidden_states_of_another_model_are_refused() {
 fn pieces_outside_a_vector_are_refused() {
     let mut stage = stage(0..4);
     let len = stage.layout().len();
-    assert!(matches!(refusal(stage.read(State::Weights, len..len + 1)), StageError::Piece { .. }));
-    assert!(matches!(refusal(stage.read(State::Moment(2), 0..1)), StageError::Unknown(_)));
+    assert!(matches!(refusal(stage.read(0, State::Weights, len..len + 1)), StageError::Piece { .. }));
+    assert!(matches!(refusal(stage.read(0, State::Moment(2), 0..1)), StageError::Unknown(_)));
     assert!(matches!(refusal(stage.write(State::Weights, usize::MAX, &[0; 4])), StageError::Piece { .. }));
     assert!(matches!(refusal(stage.write(State::Weights, 0, &[0; 3])), StageError::Length { .. }));
-    stage.begin_reduce();
-    assert!(matches!(refusal(stage.write_reduced(len * 9, &[0; 4])), StageError::Piece { .. }));
+    let reduction = Reduction { step: 0, attempt: 0 };
+    stage.begin_reduce(reduction).unwrap();
+    assert!(matches!(refusal(stage.write_reduced(reduction, len * 9, &[0; 4])), StageError::Piece { .. }));
     assert!(matches!(
-        refusal(stage.read_sum(Node { level: 200, index: u32::MAX }, 0..1)),
+        refusal(stage.read_sum(0, Node { level: 200, index: u32::MAX }, 0..1)),
         StageError::Node(_)
     ));
-    assert!(matches!(refusal(stage.contribute("ln_f.weight", None)), StageError::Unknown(_)));
+    assert!(matches!(refusal(stage.contribute(reduction, "ln_f.weight", None)), StageError::Unknown(_)));
 }
 
 #[test]

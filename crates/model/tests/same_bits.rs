@@ -12,10 +12,11 @@ use starling_model::engine::naive::Naive;
 use starling_model::local::LocalStage;
 use starling_model::lots::Lots;
 use starling_model::optimiser::{Kind, OptimiserConfig};
+use starling_model::pipeline::weights_hash;
 use starling_model::reduce::{reduce_piece, settle_shared};
-use starling_model::reference::{Reference, weights_hash};
+use starling_model::reference::Reference;
 use starling_model::run::{Run, TrainConfig};
-use starling_model::stage::{Commit, Input, Keep, Loss, Microbatch, Output, Stage};
+use starling_model::stage::{Commit, Input, Keep, Loss, Microbatch, Output, Reduction, Stage};
 
 /// Everything that could make the order of a sum visible: tied weights, shared layers, dropout, clipping.
 fn run() -> Run {
@@ -166,35 +167,35 @@ impl Swarm {
     }
 
     fn commit(&mut self, step: u64, lots: Lots, loss: Loss) -> String {
+        let reduction = Reduction { step, attempt: 3 };
         for replicas in &mut self.stages {
             // In three uneven pieces, each reduced by itself, as several owners would.
             let len = replicas[0].gradient_len();
             for piece in [0..len / 7, len / 7..len / 2, len / 2..len] {
                 let holders: Vec<&dyn Stage> = replicas.iter().map(|r| r as &dyn Stage).collect();
-                let sum =
-                    reduce_piece(&holders, lots.lots, piece.clone()).unwrap().expect("every lot is held");
+                let sum = reduce_piece(&holders, step, lots.lots, piece.clone()).unwrap();
                 for replica in replicas.iter_mut() {
                     if piece.start == 0 {
-                        replica.begin_reduce();
+                        replica.begin_reduce(reduction).unwrap();
                     }
-                    replica.write_reduced(piece.start, &sum).unwrap();
+                    replica.write_reduced(reduction, piece.start, &sum).unwrap();
                 }
             }
         }
         let mut all: Vec<Vec<&mut dyn Stage>> =
             self.stages.iter_mut().map(|rs| rs.iter_mut().map(|r| r as &mut dyn Stage).collect()).collect();
-        settle_shared(&mut all).unwrap();
+        settle_shared(&mut all, reduction).unwrap();
         let mut squares = std::collections::BTreeMap::new();
         for replicas in &all {
-            let prepared = replicas[0].prepare().unwrap();
-            assert!(replicas.iter().all(|replica| replica.prepare().unwrap() == prepared));
+            let prepared = replicas[0].prepare(reduction).unwrap();
+            assert!(replicas.iter().all(|replica| replica.prepare(reduction).unwrap() == prepared));
             squares.extend(prepared.sums_of_squares);
         }
         let norm = squares.values().sum::<f64>().sqrt() / loss.tokens as f64;
-        let update = self.run.optimiser.update(step, self.run.train.steps, loss.tokens, norm);
+        let update = self.run.optimiser.update(step, self.run.train.steps, step, loss.tokens, norm);
         let mut hashes = Vec::new();
         for stage in all.into_iter().flatten() {
-            stage.apply(&Commit { version: step, update: Some(update) }).unwrap();
+            stage.apply(&Commit { step, version: step, update: Some(update) }).unwrap();
             hashes.push(stage.weight_hashes());
         }
         weights_hash(hashes.into_iter())

@@ -61,13 +61,21 @@ impl Place {
         let output = self.run(arguments);
         let (_, err) = texts(&output);
         assert_eq!(output.status.code(), Some(1), "starling {arguments}: {err}");
-        assert!(err.starts_with("error: ") && !err.contains("panicked"), "{err}");
+        assert!(err.lines().any(|line| line.starts_with("error: ")) && !err.contains("panicked"), "{err}");
         err
     }
 
     /// Starts, and does not wait.
     pub fn start(&self, arguments: &str) -> Child {
         self.command(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    }
+
+    /// Starts with standard output and standard error closed at the other end.
+    pub fn start_deaf(&self, arguments: &str) -> Child {
+        let mut child =
+            self.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop((child.stdout.take(), child.stderr.take()));
+        child
     }
 
     /// The hash of the weights after each step, as the log of a run has it.

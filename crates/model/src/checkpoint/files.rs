@@ -4,12 +4,14 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-use super::{OpenError, SaveError};
+use super::{Checkpoint, OpenError, SaveError};
 
 /// Ends the name of a folder that is still being written.
 const WRITING: &str = ".writing";
-/// Ends the name of a folder that is being replaced or removed.
+/// Ends the name of a folder that is being removed.
 const OLD: &str = ".old";
+/// Ends the name of a folder that was found damaged.
+const DAMAGED: &str = ".damaged";
 
 /// The name of the checkpoint of a step.
 pub fn name(step: u64) -> String {
@@ -34,17 +36,22 @@ pub fn list(folder: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// The newest checkpoint in a folder.
-pub fn latest(folder: &Path) -> io::Result<Option<PathBuf>> {
-    Ok(list(folder)?.pop().map(|(_, path)| path))
+/// Moves a checkpoint that cannot be used out of the list, without losing it: `step-N.damaged`.
+pub fn set_aside(checkpoint: &Path) -> io::Result<()> {
+    let away = with_suffix(checkpoint, DAMAGED);
+    if away.exists() {
+        fs::remove_dir_all(&away)?;
+    }
+    fs::rename(checkpoint, away)
 }
 
-/// Removes all but the newest `keep` checkpoints and those of steps divisible by `keep_every`.
-pub fn prune(folder: &Path, keep: usize, keep_every: u64) -> Result<(), SaveError> {
+/// Removes all but the newest `keep` checkpoints, those of steps divisible by `keep_every`, and that of `written`.
+pub fn prune(folder: &Path, written: u64, keep: usize, keep_every: u64) -> Result<(), SaveError> {
     let all = list(folder).map_err(at(folder))?;
     let old = all.len().saturating_sub(keep.max(1));
     for (step, path) in &all[..old] {
-        if keep_every == 0 || !step.is_multiple_of(keep_every) {
+        let marked = keep_every > 0 && step.is_multiple_of(keep_every);
+        if *step != written && !marked {
             // Renamed first: a crash while removing must not leave half a checkpoint under its name.
             let away = with_suffix(path, OLD);
             fs::rename(path, &away).map_err(at(path))?;
@@ -75,7 +82,10 @@ pub struct Aside {
 impl Aside {
     /// Starts the checkpoint of a step, and sweeps what crashes have left.
     pub fn new(folder: &Path, step: u64) -> Result<Aside, SaveError> {
-        fs::create_dir_all(folder).map_err(at(folder))?;
+        if !folder.exists() {
+            fs::create_dir_all(folder).map_err(at(folder))?;
+            sync_folder(folder.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new(".")))?;
+        }
         for entry in fs::read_dir(folder).map_err(at(folder))?.flatten() {
             let name = entry.file_name();
             let name = name.to_string_lossy();
@@ -95,18 +105,18 @@ impl Aside {
         file.write_all(bytes).and_then(|()| file.sync_all()).map_err(at(&path))
     }
 
-    /// Makes the checkpoint appear under its name, in place of one that was there.
+    /// Makes the checkpoint appear under its name. One that is there already is of the same run and step, so of the
+    /// same state: if it is whole it stays, and at no instant is there none.
     pub fn publish(self, target: &Path) -> Result<(), SaveError> {
         sync_folder(&self.path)?;
         if target.exists() {
-            fs::rename(target, with_suffix(target, OLD)).map_err(at(target))?;
+            if Checkpoint::open(target).is_ok() {
+                return Ok(());
+            }
+            set_aside(target).map_err(at(target))?;
         }
         fs::rename(&self.path, target).map_err(at(target))?;
-        if let Some(folder) = target.parent() {
-            sync_folder(folder)?;
-        }
-        let _ = fs::remove_dir_all(with_suffix(target, OLD)); // The next sweep would find it.
-        Ok(())
+        sync_folder(target.parent().unwrap_or(Path::new(".")))
     }
 }
 

@@ -20,6 +20,8 @@ use super::{Activation, Attention, Dtype, Engine, Linear, NO_TARGET, Norm, Shape
 use crate::optimiser::{Rule, Update};
 use crate::random::Dropout;
 
+/// Elements that one task takes of element-wise work; no result depends on it.
+const CHUNK: usize = 4096;
 /// Tokens whose logits are held at a time.
 const HEAD_TOKENS: usize = 64;
 
@@ -39,6 +41,8 @@ impl<T: Real> Naive<T> {
 
 impl<T: Real> Engine for Naive<T> {
     type Buffer = Vec<T>;
+    /// The log-sum-exp of attention, `[b,h,t]`; nothing for other operations, which compute it again.
+    type Kept = Vec<T>;
 
     fn dtype(&self) -> Dtype {
         T::DTYPE
@@ -122,16 +126,17 @@ impl<T: Real> Engine for Naive<T> {
         }
     }
 
-    fn norm_linear(&self, x: &Vec<T>, weights: &Vec<T>, norm: Norm, linear: Linear) -> Vec<T> {
+    fn norm_linear(&self, x: &Vec<T>, weights: &Vec<T>, norm: Norm, linear: Linear) -> (Vec<T>, Vec<T>) {
         self.pool.install(|| {
             let normed = normalise(x, norm_weights(weights, norm));
-            product_and_bias(&normed, weights, linear)
+            (product_and_bias(&normed, weights, linear), Vec::new())
         })
     }
 
     fn norm_linear_backward(
         &self,
         x: &Vec<T>,
+        _kept: &Vec<T>,
         weights: &Vec<T>,
         norm: Norm,
         linear: Linear,
@@ -206,14 +211,14 @@ impl<T: Real> Engine for Naive<T> {
         linear: Linear,
         dropout: Dropout<'_>,
         residual: &Vec<T>,
-    ) -> Vec<T> {
+    ) -> (Vec<T>, Vec<T>) {
         self.pool.install(|| {
             let active: Vec<T> =
                 x.par_iter().with_min_len(CHUNK).map(|&x| activate(activation, x).0).collect();
             let mut out = product_and_bias(&active, weights, linear);
             apply_dropout(shape, dropout, &mut out);
             out.iter_mut().zip(residual).for_each(|(o, &r)| *o = r + *o);
-            out
+            (out, Vec::new())
         })
     }
 
@@ -222,6 +227,7 @@ impl<T: Real> Engine for Naive<T> {
         shape: Shape,
         activation: Activation,
         x: &Vec<T>,
+        _kept: &Vec<T>,
         weights: &Vec<T>,
         linear: Linear,
         dropout: Dropout<'_>,
@@ -240,9 +246,16 @@ impl<T: Real> Engine for Naive<T> {
         })
     }
 
-    fn head_loss(&self, x: &Vec<T>, weights: &Vec<T>, norm: Norm, table: Span, targets: &[u32]) -> f64 {
+    fn head_loss(
+        &self,
+        x: &Vec<T>,
+        weights: &Vec<T>,
+        norm: Norm,
+        table: Span,
+        targets: &[u32],
+    ) -> (f64, Vec<T>) {
         self.pool.install(|| {
-            let mut head = Head::new(x, weights, norm, table);
+            let head = Head::new(x, weights, norm, table);
             let mut loss = 0.0;
             for (block, targets) in targets.chunks(HEAD_TOKENS).enumerate() {
                 let logits = head.logits(block);
@@ -252,13 +265,14 @@ impl<T: Real> Engine for Naive<T> {
                     }
                 }
             }
-            loss
+            (loss, Vec::new())
         })
     }
 
     fn head_loss_backward(
         &self,
         x: &Vec<T>,
+        _kept: &Vec<T>,
         weights: &Vec<T>,
         norm: Norm,
         table: Span,
@@ -268,7 +282,7 @@ impl<T: Real> Engine for Naive<T> {
         grad_table: Span,
     ) -> Vec<T> {
         self.pool.install(|| {
-            let mut head = Head::new(x, weights, norm, table);
+            let head = Head::new(x, weights, norm, table);
             let (width, vocabulary) = (head.width, head.vocabulary);
             let mut d_normed = vec![T::ZERO; x.len()];
             for (block, targets) in targets.chunks(HEAD_TOKENS).enumerate() {
@@ -314,6 +328,10 @@ impl<T: Real> Engine for Naive<T> {
         })
     }
 
+    fn kept_elements(&self, heads: usize) -> usize {
+        heads
+    }
+
     fn optimise(
         &self,
         rule: &Rule,
@@ -335,9 +353,6 @@ impl<T: Real> Engine for Naive<T> {
     }
 }
 
-/// Elements that one task takes of element-wise work.
-const CHUNK: usize = 4096;
-
 /// Normalised tokens and the transposed table, from which logits are made a block of tokens at a time.
 struct Head<T> {
     normed: Vec<T>,
@@ -358,7 +373,7 @@ impl<T: Real> Head<T> {
     }
 
     /// Logits of block `block` of [`HEAD_TOKENS`] tokens (the last may be shorter).
-    fn logits(&mut self, block: usize) -> Vec<T> {
+    fn logits(&self, block: usize) -> Vec<T> {
         let size = HEAD_TOKENS * self.width;
         let normed = &self.normed[block * size..self.normed.len().min((block + 1) * size)];
         let mut logits = vec![T::ZERO; normed.len() / self.width * self.vocabulary];

@@ -17,6 +17,9 @@ pub fn microbatch(
     below("number of columns", columns as u64, context as u64 + 1)?;
     below("number of rows", rows as u64, 1 << 32)?;
     let tokens = meta.shape.tokens();
+    if tokens == 0 {
+        return Err(StageError::Empty);
+    }
     length("samples", rows, meta.samples.len())?;
     length("positions", tokens, meta.positions.len())?;
     length("documents", tokens, meta.documents.len())?;

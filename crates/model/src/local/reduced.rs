@@ -7,6 +7,8 @@ use crate::stage::StageError;
 
 /// The reduced gradient; `B` is a vector of the engine's.
 pub struct Reduced<B> {
+    /// The attempt that writes it.
+    pub attempt: u32,
     /// With a slot for each use of a parameter.
     pub gradient: B,
     /// Sums over all uses of shared parameters.
@@ -17,8 +19,8 @@ pub struct Reduced<B> {
 }
 
 impl<B> Reduced<B> {
-    pub fn new(gradient: B, len: usize) -> Reduced<B> {
-        Reduced { gradient, totals: BTreeMap::new(), len, arrived: Vec::new() }
+    pub fn new(attempt: u32, gradient: B, len: usize) -> Reduced<B> {
+        Reduced { attempt, gradient, totals: BTreeMap::new(), len, arrived: Vec::new() }
     }
 
     /// Notes that a piece has arrived.
@@ -51,7 +53,7 @@ mod tests {
 
     #[test]
     fn it_is_complete_when_every_element_has_arrived_in_any_order() {
-        let mut reduced = Reduced::new((), 10);
+        let mut reduced = Reduced::new(0, (), 10);
         for (piece, missing) in [(7..10, 7), (0..2, 5), (1..4, 3), (1..2, 3)] {
             reduced.note(piece);
             assert!(matches!(reduced.complete(), Err(StageError::Incomplete { missing: m }) if m == missing));

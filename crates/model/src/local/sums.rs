@@ -27,12 +27,14 @@ impl<B> StepSums<B> {
         StepSums { lots, open: BTreeMap::new(), sealed: Tree::new(lots.lots) }
     }
 
-    /// Whether the gradient of `microbatch` may be folded; asked before the gradient is given away.
-    pub fn check(&self, lots: Lots, microbatch: u32) -> Result<(), StageError> {
-        if lots != self.lots || microbatch >= lots.microbatches {
-            let Lots { microbatches, lots } = self.lots;
-            return Err(StageError::Lots { microbatches, lots });
-        }
+    /// Whether the step is cut into lots like this, and has this microbatch.
+    pub fn fits(&self, lots: Lots, microbatch: u32) -> bool {
+        lots == self.lots && microbatch < lots.microbatches
+    }
+
+    /// Refuses a microbatch that is in already.
+    pub fn check(&self, microbatch: u32) -> Result<(), StageError> {
+        let lots = self.lots;
         let lot = lots.lot_of(microbatch);
         let counted = self.sealed.holds(lot)
             || self.open.get(&lot).is_some_and(|o| microbatch < o.next || o.early.contains_key(&microbatch));

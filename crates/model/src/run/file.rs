@@ -1,6 +1,7 @@
 //! From the text of a run file, and overrides, to a [`Run`]; errors name the line and the remedy.
 
 use std::fmt::Write;
+use std::path::Path;
 
 use starling_corpus::Problem;
 use toml::de::{DeTable, DeValue};
@@ -41,21 +42,21 @@ impl Run {
     /// (a bare word counts as a string).
     pub fn parse(text: &str, file: &str, overrides: &[String]) -> Result<Run, RunFileError> {
         let form =
-            |error: toml::de::Error| RunFileError::Form { file: file.into(), message: with_keys(&error) };
+            |error: toml::de::Error| RunFileError::Form { file: file.into(), message: trimmed(&error) };
         // The text alone first: only then do errors know their lines.
-        let mut run: Run = toml::from_str(text).map_err(form)?;
-        if !overrides.is_empty() {
-            let mut table: toml::Table = toml::from_str(text).map_err(form)?;
-            for setting in overrides {
-                set(&mut table, setting)?;
-                run = table.clone().try_into().map_err(|error: toml::de::Error| RunFileError::Override {
-                    setting: setting.clone(),
-                    message: with_keys(&error),
-                })?;
-            }
-        }
+        let run: Run = toml::from_str(text).map_err(form)?;
+        Run::finish(run, Some(text), file, overrides)
+    }
+
+    /// A run that no file says, with overrides; `name` stands for it in messages.
+    pub fn with(self, name: &str, overrides: &[String]) -> Result<Run, RunFileError> {
+        Run::finish(self, None, name, overrides)
+    }
+
+    fn finish(run: Run, text: Option<&str>, file: &str, overrides: &[String]) -> Result<Run, RunFileError> {
+        let mut run = overridden(run, overrides)?;
         if run.name.is_empty() {
-            run.name = std::path::Path::new(file).file_stem().map_or("run".into(), |stem| {
+            run.name = Path::new(file).file_stem().map_or("run".into(), |stem| {
                 stem.to_string_lossy().chars().map(|c| if c.is_alphanumeric() { c } else { '-' }).collect()
             });
         }
@@ -67,8 +68,19 @@ impl Run {
     }
 }
 
+fn overridden(run: Run, overrides: &[String]) -> Result<Run, RunFileError> {
+    let mut run = run;
+    for setting in overrides {
+        let refuse = |message: String| RunFileError::Override { setting: setting.clone(), message };
+        let mut table = toml::Table::try_from(&run).map_err(|error| refuse(error.to_string()))?;
+        set(&mut table, setting)?;
+        run = table.try_into().map_err(|error: toml::de::Error| refuse(trimmed(&error)))?;
+    }
+    Ok(run)
+}
+
 /// The parser's message, without its trailing line ends.
-fn with_keys(error: &toml::de::Error) -> String {
+fn trimmed(error: &toml::de::Error) -> String {
     error.to_string().trim_end().to_string()
 }
 
@@ -102,11 +114,11 @@ fn set(table: &mut toml::Table, setting: &str) -> Result<(), RunFileError> {
     Ok(())
 }
 
-fn list(text: &str, problems: &[Problem], overrides: &[String]) -> String {
+fn list(text: Option<&str>, problems: &[Problem], overrides: &[String]) -> String {
     let mut list = String::new();
     for Problem { key, message, remedy } in problems {
         let overridden = overrides.iter().any(|o| o.split('=').next().is_some_and(|k| k.trim() == key));
-        let place = match line_of(text, key) {
+        let place = match text.and_then(|text| line_of(text, key)) {
             _ if overridden => format!("--set {key}"),
             Some((line, true)) => format!("line {line}, {key}"),
             Some((line, false)) => format!("line {line}, {key} (by default)"),

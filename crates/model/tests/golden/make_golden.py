@@ -140,17 +140,20 @@ def stepped(weights, gradients, steps, make_optimiser):
 
 
 def lamb(weights, gradients):
-    """The first step of LAMB (You et al. 2020, algorithm 2), trust ratio unclamped, one ratio a tensor."""
+    """The first step of LAMB (You et al. 2020, algorithm 2), trust ratio unclamped, one ratio a tensor.
+
+    Biases and norms have neither decay nor trust ratio, as in the authors' code."""
     beta1, beta2 = LAMB["betas"]
     after = {}
     for name, w in weights.items():
         g = gradients[name]
         m_hat = (1 - beta1) * g / (1 - beta1)
         v_hat = (1 - beta2) * g.square() / (1 - beta2)
-        decay = LAMB["weight_decay"] if w.dim() == 2 else 0.0
+        adapted = w.dim() == 2
+        decay = LAMB["weight_decay"] if adapted else 0.0
         update = m_hat / (v_hat.sqrt() + LAMB["eps"]) + decay * w
         w_norm, update_norm = w.norm().item(), update.norm().item()
-        trust = w_norm / update_norm if w_norm > 0 and update_norm > 0 else 1.0
+        trust = w_norm / update_norm if adapted and w_norm > 0 and update_norm > 0 else 1.0
         after[name] = w - LAMB["learning_rate"] * trust * update
     return after
 

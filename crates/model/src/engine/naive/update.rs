@@ -2,11 +2,9 @@
 
 use rayon::prelude::*;
 
+use super::CHUNK;
 use super::real::Real;
 use crate::optimiser::{Rule, Update};
-
-/// Elements that one task updates; fixed, though no result depends on it.
-const CHUNK: usize = 4096;
 
 /// Updates one parameter in place. `first` and `second` are the moments the rule keeps (`second` may be empty).
 pub fn update<T: Real>(
@@ -60,8 +58,9 @@ pub fn update<T: Real>(
                 direction.push(first[i] * correct / adam.denominator(second[i]) + pull * weights[i]);
             }
             let (size, length) = (norm(weights), norm(&direction));
-            // You et al. (2020): a layer moves in proportion to its own size.
-            let trust = if size > 0.0 && length > 0.0 { size / length } else { 1.0 };
+            // You et al. (2020): a layer moves in proportion to its own size. Their code leaves out, as from decay,
+            // biases and norms: a bias that starts at 0 would never get away from there.
+            let trust = if decay && size > 0.0 && length > 0.0 { size / length } else { 1.0 };
             let step = T::of(update.lr * trust);
             for (w, d) in weights.iter_mut().zip(direction) {
                 *w = *w - step * d;

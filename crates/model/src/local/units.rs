@@ -1,0 +1,280 @@
+//! The computing part of a stage: its units, where their parameters stand, forward and backward through them.
+//!
+//! It owns no weights and remembers nothing: what must be kept between forward and backward is handed out.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::config::Architecture;
+use crate::engine::{Dtype, Engine, NO_TARGET, Norm, Shape, Span};
+use crate::gpt2::{BlockKept, Pass, Places, Unit, block_kept_elements};
+use crate::layout::Layout;
+use crate::stage::{Hidden, Input, Keep, Loss, Meta};
+
+/// A contiguous run of a model's units on an engine.
+pub struct Units<E: Engine> {
+    pub engine: Arc<E>,
+    pub architecture: Architecture,
+    /// Where parameters stand in weights and moments.
+    pub layout: Layout,
+    /// Where each parameter's gradients stand: a slot for each use.
+    pub uses: BTreeMap<String, Uses>,
+    pub gradient_len: usize,
+    seed: u64,
+    units: Vec<PlacedUnit>,
+}
+
+/// A unit with the places of its parameters.
+struct PlacedUnit {
+    unit: Unit,
+    weights: Places,
+    gradient: Places,
+}
+
+/// The uses of a parameter.
+pub struct Uses {
+    /// In this stage, in the order of units.
+    pub slots: Vec<Span>,
+    /// In the whole model.
+    total: usize,
+    /// Whether this stage has the model's first use, and so counts it in the norm.
+    pub counted: bool,
+}
+
+impl Uses {
+    /// Whether the whole model uses it more than once.
+    pub fn is_shared(&self) -> bool {
+        self.total > 1
+    }
+}
+
+/// What units kept of a forward pass, in their order.
+pub type Kept<E> = Vec<UnitKept<E>>;
+
+/// What one unit kept of its forward pass.
+pub enum UnitKept<E: Engine> {
+    Embedding,
+    Block(BlockKept<E>),
+    /// The head's input, and what the engine wants once the loss is computed.
+    Head(E::Buffer, Option<E::Kept>),
+}
+
+impl<E: Engine> Units<E> {
+    /// Units `range` of the model.
+    pub fn new(engine: Arc<E>, architecture: Architecture, range: Range<usize>, seed: u64) -> Units<E> {
+        let mut layout = Layout::default();
+        let mut uses = BTreeMap::new();
+        let mut gradient_len = 0;
+        let mut units = Vec::new();
+        for (number, unit) in architecture.units().into_iter().enumerate() {
+            let here = range.contains(&number);
+            let (mut weights, mut gradient) = (Vec::new(), Vec::new());
+            for parameter in architecture.parameters(unit) {
+                let none = || Uses { slots: Vec::new(), total: 0, counted: here };
+                let entry = uses.entry(parameter.name.clone()).or_insert_with(none);
+                entry.total += 1;
+                if here {
+                    let slot = Span { start: gradient_len, len: parameter.elements() };
+                    gradient_len += slot.len;
+                    entry.slots.push(slot);
+                    gradient.push(slot);
+                    weights.push(layout.place(&parameter));
+                }
+            }
+            if here {
+                let weights = Places::new(&architecture, unit, &weights);
+                let gradient = Places::new(&architecture, unit, &gradient);
+                units.push(PlacedUnit { unit, weights, gradient });
+            }
+        }
+        uses.retain(|_, uses| !uses.slots.is_empty());
+        Units { engine, architecture, layout, uses, gradient_len, seed, units }
+    }
+
+    /// Whether tokens come in.
+    pub fn is_first(&self) -> bool {
+        self.units.first().is_some_and(|placed| placed.unit == Unit::Embedding)
+    }
+
+    /// Whether the loss comes out.
+    pub fn is_last(&self) -> bool {
+        self.head().is_some()
+    }
+
+    /// Forward on a checked microbatch: hidden states (none from the last stage), and what units kept. Blocks keep
+    /// nothing unless `keep`; the head always keeps its input, which the loss is made from.
+    pub fn forward(
+        &self,
+        weights: &E::Buffer,
+        meta: &Meta,
+        input: &Input,
+        training: bool,
+        keep: bool,
+    ) -> (Option<E::Buffer>, Kept<E>) {
+        let pass = self.pass(weights, meta, input, training);
+        let mut x = match input {
+            Input::Tokens(_) => None,
+            Input::Hidden(hidden) => Some(self.upload(hidden)),
+        };
+        let mut kept = Vec::with_capacity(self.units.len());
+        for placed in &self.units {
+            match (placed.unit, &placed.weights, x.take()) {
+                (Unit::Embedding, &Places::Embedding { tokens, positions }, None) => {
+                    x = Some(pass.embed(tokens, positions));
+                    kept.push(UnitKept::Embedding);
+                }
+                (Unit::Block(layer), Places::Block(places), Some(stream)) => {
+                    let (out, block) = pass.block(layer, places, stream);
+                    x = Some(out);
+                    if keep {
+                        kept.push(UnitKept::Block(block));
+                    }
+                }
+                (Unit::Head, Places::Head { .. }, Some(stream)) => kept.push(UnitKept::Head(stream, None)),
+                _ => unreachable!("units are in the model's order, and the input was checked"),
+            }
+        }
+        (x, kept)
+    }
+
+    /// The loss, if the last unit is the head and this is what it kept.
+    pub fn loss(&self, weights: &E::Buffer, meta: &Meta, kept: &mut Kept<E>) -> Option<Loss> {
+        let (Some(UnitKept::Head(x, engine_kept)), Some((norm, table))) = (kept.last_mut(), self.head())
+        else {
+            return None;
+        };
+        let (sum, wanted) = self.engine.head_loss(x, weights, norm, table, &meta.targets);
+        *engine_kept = Some(wanted);
+        let tokens = meta.targets.iter().filter(|&&target| target != NO_TARGET).count() as u64;
+        Some(Loss { sum, tokens })
+    }
+
+    /// Logits at the last position of each row, if the last unit is the head and this is what it kept.
+    pub fn next_token_logits(&self, weights: &E::Buffer, meta: &Meta, kept: &Kept<E>) -> Option<Vec<f32>> {
+        let (Some(UnitKept::Head(x, _)), Some((norm, table))) = (kept.last(), self.head()) else {
+            return None;
+        };
+        let Shape { rows, columns } = meta.shape;
+        let last: Vec<usize> = (1..=rows).map(|row| row * columns - 1).collect();
+        Some(self.engine.head_logits(x, weights, norm, table, &last))
+    }
+
+    /// Backward: adds to `grads`, returns the gradient of the stage's input, but none from the first stage.
+    pub fn backward(
+        &self,
+        weights: &E::Buffer,
+        meta: &Meta,
+        input: &Input,
+        kept: &Kept<E>,
+        gradient: Option<&Hidden>,
+        grads: &mut E::Buffer,
+    ) -> Option<E::Buffer> {
+        let pass = self.pass(weights, meta, input, true);
+        let mut d_stream = gradient.map(|hidden| self.upload(hidden));
+        for (placed, kept) in self.units.iter().zip(kept).rev() {
+            match (kept, &placed.weights, &placed.gradient, d_stream.as_mut()) {
+                (
+                    UnitKept::Head(x, Some(wanted)),
+                    &Places::Head { norm, table },
+                    &Places::Head { norm: to_norm, table: to_table },
+                    None,
+                ) => {
+                    let targets = &meta.targets;
+                    d_stream = Some(self.engine.head_loss_backward(
+                        x, wanted, weights, norm, table, targets, grads, to_norm, to_table,
+                    ));
+                }
+                (UnitKept::Block(block), Places::Block(at), Places::Block(to), Some(d_stream)) => {
+                    let Unit::Block(layer) = placed.unit else {
+                        unreachable!("a block's places are a block's")
+                    };
+                    pass.block_backward(layer, at, block, d_stream, grads, to);
+                }
+                (UnitKept::Embedding, _, &Places::Embedding { tokens, positions }, Some(d_out)) => {
+                    pass.embed_backward(d_out, grads, tokens, positions);
+                    d_stream = None;
+                }
+                _ => unreachable!("units kept what belongs to them, and the gradient was checked"),
+            }
+        }
+        d_stream
+    }
+
+    /// Bytes to hidden states.
+    pub fn upload(&self, hidden: &Hidden) -> E::Buffer {
+        let mut buffer = self.engine.zeros(hidden.bytes.len() / hidden.dtype.size());
+        self.engine.write(&mut buffer, 0, &hidden.bytes);
+        buffer
+    }
+
+    /// Hidden states to bytes.
+    pub fn download(&self, shape: Shape, buffer: &E::Buffer) -> Hidden {
+        let whole = Span { start: 0, len: self.engine.len(buffer) };
+        let bytes = self.engine.read(buffer, whole);
+        Hidden { shape, width: self.architecture.width, dtype: self.engine.dtype(), bytes }
+    }
+
+    /// Bytes that a stage of these units needs, with `in_flight` microbatches of `shape` between forward and backward
+    /// and so many `moments`. Without allocating any of it.
+    pub fn plan(&self, moments: usize, shape: Shape, in_flight: usize, keep: Keep) -> u64 {
+        let state = self.layout.len() * (1 + moments);
+        // While computing: the gradient of one microbatch, the sum of its lot, one of sealed lots. While reducing,
+        // when activations are gone: two sums at the most, and the reduced gradient.
+        let gradients = 3 * self.gradient_len;
+        let (kept, working) = self.activations(keep);
+        let tokens = shape.rows as u128 * shape.columns as u128;
+        let activations = tokens * (in_flight as u128 * kept as u128 + working as u128);
+        let elements = state as u128 + gradients as u128 + activations;
+        u64::try_from(elements * self.dtype().size() as u128).unwrap_or(u64::MAX)
+    }
+
+    /// Elements for each token: kept while in flight, and at work on one microbatch.
+    fn activations(&self, keep: Keep) -> (usize, usize) {
+        let Architecture { width, inner, heads, .. } = self.architecture;
+        let blocks = self.units.iter().filter(|placed| matches!(placed.unit, Unit::Block(_))).count();
+        let block = block_kept_elements(&self.architecture) + self.engine.kept_elements(heads);
+        let input = if self.is_first() { 0 } else { width };
+        let head = if self.is_last() { width } else { 0 };
+        let all = blocks * block + head;
+        let (kept, recomputed) = match keep {
+            Keep::All => (all, 0),
+            Keep::Input => (0, all),
+        };
+        // Backward of the feed-forward part: its input, what becomes active of it, slopes, gradients of both.
+        (input + kept, recomputed + 4 * inner + 4 * width)
+    }
+
+    fn pass<'a>(
+        &'a self,
+        weights: &'a E::Buffer,
+        meta: &'a Meta,
+        input: &'a Input,
+        training: bool,
+    ) -> Pass<'a, E> {
+        Pass {
+            engine: &self.engine,
+            architecture: &self.architecture,
+            weights,
+            shape: meta.shape,
+            tokens: if let Input::Tokens(tokens) = input { tokens } else { &[] },
+            positions: &meta.positions,
+            documents: &meta.documents,
+            samples: &meta.samples,
+            seed: self.seed,
+            training,
+        }
+    }
+
+    fn head(&self) -> Option<(Norm, Span)> {
+        match self.units.last()?.weights {
+            Places::Head { norm, table } => Some((norm, table)),
+            _ => None,
+        }
+    }
+
+    /// How elements are stored.
+    pub fn dtype(&self) -> Dtype {
+        self.engine.dtype()
+    }
+}

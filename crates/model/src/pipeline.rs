@@ -1,0 +1,120 @@
+//! A pipeline in one process: its stages built, asked, and hashed.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::config::Architecture;
+use crate::cut::cut;
+use crate::engine::Shape;
+use crate::engine::naive::{Naive, Real};
+use crate::local::{LocalStage, Units};
+use crate::memory;
+use crate::optimiser::Rule;
+use crate::run::{Precision, TrainConfig};
+use crate::stage::{Input, Loss, Meta, Output, Stage, StageError, Want};
+
+/// The stages of a model, in order.
+pub type Stages = Vec<Box<dyn Stage>>;
+
+/// Builds the stages of a model, with initial weights, if this machine's memory is enough for them.
+pub fn build(
+    architecture: &Architecture,
+    rule: Rule,
+    train: &TrainConfig,
+    seed: u64,
+) -> Result<Stages, BuildError> {
+    match train.precision {
+        Precision::F32 => build_in::<f32>(architecture, rule, train, seed),
+        Precision::F64 => build_in::<f64>(architecture, rule, train, seed),
+    }
+}
+
+fn build_in<T: Real>(
+    architecture: &Architecture,
+    rule: Rule,
+    train: &TrainConfig,
+    seed: u64,
+) -> Result<Stages, BuildError> {
+    let engine = Arc::new(Naive::<T>::new(train.threads)?);
+    let shape = Shape { rows: train.microbatch.min(train.batch) as usize, columns: architecture.context };
+    let lay_out = |cut| Units::new(engine.clone(), architecture.clone(), cut, seed);
+    let parts: Vec<Units<Naive<T>>> = cut(architecture, train.stages).into_iter().map(lay_out).collect();
+    // One microbatch is in flight at a time.
+    let needed: u64 = parts
+        .iter()
+        .fold(0, |sum, units| sum.saturating_add(units.plan(rule.moments(), shape, 1, train.keep)));
+    if let Some(available) = memory::available_bytes().filter(|&available| available < needed) {
+        return Err(BuildError::Memory { needed, available });
+    }
+    let stage = |units| Box::new(LocalStage::with(units, rule, seed)) as Box<dyn Stage>;
+    Ok(parts.into_iter().map(stage).collect())
+}
+
+/// Forward through all stages, without dropout.
+pub fn infer(
+    stages: &[Box<dyn Stage>],
+    mut input: Input,
+    meta: &Meta,
+    want: Want,
+) -> Result<Output, StageError> {
+    for stage in stages {
+        match stage.infer(input, meta, want)? {
+            Output::Hidden(hidden) => input = Input::Hidden(hidden),
+            output => return Ok(output),
+        }
+    }
+    Err(StageError::Unknown("head: the last stage of the model is missing".into()))
+}
+
+/// Loss over windows `0..windows`, some at a time; `contents` makes microbatches of them.
+pub fn loss_over(
+    stages: &[Box<dyn Stage>],
+    windows: u64,
+    at_a_time: u32,
+    mut contents: impl FnMut(Range<u64>) -> (Input, Meta),
+) -> Result<Loss, StageError> {
+    let mut loss = Loss::default();
+    let mut first = 0;
+    while first < windows {
+        let end = windows.min(first + u64::from(at_a_time));
+        let (input, meta) = contents(first..end);
+        if let Output::Loss(sum) = infer(stages, input, &meta, Want::Loss)? {
+            loss += sum;
+        }
+        first = end;
+    }
+    Ok(loss)
+}
+
+/// The hash of all weights from those of all stages: of the parameters in the order of names.
+pub fn weights_hash(stages: impl Iterator<Item = BTreeMap<String, [u8; 32]>>) -> String {
+    let parameters: BTreeMap<String, [u8; 32]> = stages.flatten().collect();
+    let mut hasher = blake3::Hasher::new_derive_key("starling 2026 weights");
+    for (name, hash) in parameters {
+        hasher.update(&(name.len() as u64).to_le_bytes());
+        hasher.update(name.as_bytes());
+        hasher.update(&hash);
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
+/// Why the stages could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// The engine could not be started.
+    #[error("the engine's threads could not be started; use fewer with train.threads")]
+    Threads(#[from] rayon::ThreadPoolBuildError),
+    /// Too large for this machine.
+    #[error(
+        "the run needs about {:.1} GB of memory and {:.1} GB are available; use a smaller model.width, \
+         model.layers or train.microbatch, or train.keep = \"input\"",
+        *.needed as f64 / 1e9, *.available as f64 / 1e9
+    )]
+    Memory {
+        /// Bytes that it needs.
+        needed: u64,
+        /// Bytes that there are.
+        available: u64,
+    },
+}

@@ -1,6 +1,6 @@
 //! The `[data]` section of a run file: what it may say, and what is wrong with what it says.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,8 @@ pub struct DataConfig {
     /// Train on these files, mixed by weight.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceConfig>,
-    /// The fraction of documents that is kept out of training and used to judge the model.
+    /// The fraction of documents that is kept out of training and used to judge the model. Equal documents
+    /// are kept out together.
     #[schemars(range(min = 0.0, max = 1.0))]
     pub held_out: f64,
     /// Whether attention and positions start anew at every document's start.
@@ -36,7 +37,7 @@ impl Default for DataConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SourceConfig {
-    /// A plain-text file (`.txt`) or a token shard (`.shard`); relative to the run file.
+    /// A token shard if its name ends in `.shard`, or else a plain-text file; relative to the run file.
     pub path: PathBuf,
     /// How often this source is drawn, relative to the others.
     #[serde(default = "one")]
@@ -101,18 +102,26 @@ impl DataConfig {
         }
         problems.extend(self.synthetic.iter().flat_map(SyntheticConfig::problems));
         problems.extend(self.sources.iter().enumerate().flat_map(|(index, source)| source.problems(index)));
-        problems.extend(self.starved_sources());
+        problems.extend(self.problems_of_the_mixture());
         problems
     }
 
-    /// Sources whose weight is fine by itself, but vanishes beside the others.
-    fn starved_sources(&self) -> Vec<Problem> {
+    /// Weights that are fine by themselves, but not beside the others.
+    fn problems_of_the_mixture(&self) -> Vec<Problem> {
         let weights: Vec<f64> = self.sources.iter().map(|source| source.weight).collect();
-        if !weights.iter().all(|weight| usable(*weight)) {
+        if !weights.iter().all(|weight| mixture::is_weight(*weight)) {
             return Vec::new();
         }
-        let counts = mixture::apportion(&weights).into_iter().enumerate();
+        let Some(counts) = mixture::apportion(&weights) else {
+            return vec![Problem::new(
+                "data.sources",
+                "the weights add up to more than a number can hold, so the sources' shares are unknown",
+                "divide every weight by the largest; only their ratios matter",
+            )];
+        };
         counts
+            .into_iter()
+            .enumerate()
             .filter(|(_, count)| *count == 0)
             .map(|(index, _)| {
                 Problem::new(
@@ -132,18 +141,11 @@ impl SourceConfig {
     fn problems(&self, index: usize) -> Vec<Problem> {
         let key = |field| format!("data.sources[{index}].{field}");
         let mut problems = Vec::new();
-        if !usable(self.weight) {
+        if !mixture::is_weight(self.weight) {
             problems.push(Problem::new(
                 key("weight"),
                 format!("{} is not a weight", self.weight),
                 "give a number above 0",
-            ));
-        }
-        if FileKind::of(&self.path).is_none() {
-            problems.push(Problem::new(
-                key("path"),
-                format!("'{}' is neither a .txt nor a .shard file", self.path.display()),
-                "name a plain-text file .txt, or a token shard .shard",
             ));
         }
         problems
@@ -158,17 +160,13 @@ pub(crate) enum FileKind {
 }
 
 impl FileKind {
-    pub(crate) fn of(path: &std::path::Path) -> Option<FileKind> {
-        match path.extension()?.to_str()? {
-            "txt" => Some(FileKind::Text),
-            "shard" => Some(FileKind::Shard),
-            _ => None,
+    pub(crate) fn of(path: &Path) -> FileKind {
+        if path.extension().is_some_and(|ending| ending == "shard") {
+            FileKind::Shard
+        } else {
+            FileKind::Text
         }
     }
-}
-
-fn usable(weight: f64) -> bool {
-    weight.is_finite() && weight > 0.0
 }
 
 #[cfg(test)]
@@ -199,11 +197,9 @@ mod tests {
 
     #[test]
     fn every_problem_is_reported_at_once_with_its_place() {
-        let sources = vec![source("a.pdf", 1.0), source("b.txt", f64::NAN), source("c.shard", 0.0)];
+        let sources = vec![source("a.txt", 1.0), source("b.txt", f64::NAN), source("c.shard", 0.0)];
         let config = DataConfig { sources, held_out: 1.5, ..DataConfig::default() };
-        let expected =
-            ["data.held_out", "data.sources[0].path", "data.sources[1].weight", "data.sources[2].weight"];
-        assert_eq!(keys(&config), expected);
+        assert_eq!(keys(&config), ["data.held_out", "data.sources[1].weight", "data.sources[2].weight"]);
     }
 
     #[test]
@@ -219,6 +215,39 @@ mod tests {
     fn a_weight_that_vanishes_beside_the_others_is_a_problem() {
         let sources = vec![source("a.txt", 1.0), source("b.txt", 1e-6)];
         assert_eq!(keys(&DataConfig { sources, ..DataConfig::default() }), ["data.sources[1].weight"]);
+    }
+
+    #[test]
+    fn weights_without_a_finite_sum_are_a_problem() {
+        let sources = vec![source("a.txt", f64::MAX), source("b.txt", f64::MAX), source("c.txt", 1.0)];
+        let problems = DataConfig { sources, ..DataConfig::default() }.problems();
+        assert_eq!(problems.len(), 1);
+        assert_eq!(problems[0].key, "data.sources");
+        assert!(problems[0].remedy.contains("divide every weight"), "{}", problems[0]);
+    }
+
+    #[test]
+    fn any_file_is_text_unless_it_is_called_a_shard() {
+        for path in ["a.txt", "README", "notes.md", "a.shard.txt", ".shard", "a.TXT"] {
+            assert_eq!(
+                keys(&DataConfig { sources: vec![source(path, 1.0)], ..DataConfig::default() }),
+                [""; 0]
+            );
+            assert_eq!(FileKind::of(Path::new(path)), FileKind::Text);
+        }
+        assert_eq!(FileKind::of(Path::new("folder.d/a.shard")), FileKind::Shard);
+    }
+
+    #[test]
+    fn more_documents_than_can_be_meant_are_a_problem() {
+        let with = |documents| {
+            let synthetic = Some(SyntheticConfig { documents, ..SyntheticConfig::default() });
+            DataConfig { synthetic, ..DataConfig::default() }.problems()
+        };
+        assert_eq!(with(10_000_000), []);
+        let problems = with(10_000_001);
+        assert_eq!(problems[0].key, "data.synthetic.documents");
+        assert!(problems[0].remedy.contains("at most 10000000"), "{}", problems[0]);
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl Corpus {
 }
 
 /// Opens everything the section names. Paths are relative to `base`; shards that must be built go to `cache`,
-/// which is created if it is missing.
+/// which is created if it is missing, and cleared of what killed processes left half-built.
 pub fn open(config: &DataConfig, base: &Path, cache: &Path) -> Result<Corpus, CorpusError> {
     let problems = config.problems();
     if !problems.is_empty() {
@@ -50,6 +50,7 @@ pub fn open(config: &DataConfig, base: &Path, cache: &Path) -> Result<Corpus, Co
     }
     std::fs::create_dir_all(cache)
         .map_err(|source| CorpusError::Cache { path: cache.to_path_buf(), source })?;
+    shard::remove_abandoned(cache);
     if let Some(synthetic) = &config.synthetic {
         let world = World::new(synthetic);
         let shard = generated(&world, synthetic, cache)?;
@@ -122,9 +123,12 @@ fn list(problems: &[Problem]) -> String {
 
 fn open_source(source: &SourceConfig, base: &Path, cache: &Path) -> Result<Shard, CorpusError> {
     let path = base.join(&source.path);
+    if path.is_dir() {
+        return Err(TextError::Folder { path }.into());
+    }
     let shard = match FileKind::of(&path) {
-        Some(FileKind::Shard) => Shard::open(&path)?,
-        Some(FileKind::Text) | None => tokenised(&path, source, cache)?,
+        FileKind::Shard => Shard::open(&path)?,
+        FileKind::Text => tokenised(&path, source, cache)?,
     };
     if shard.vocabulary() as usize != Tokeniser::Bytes.vocabulary() {
         return Err(CorpusError::Vocabulary { path, found: shard.vocabulary() });
@@ -134,7 +138,7 @@ fn open_source(source: &SourceConfig, base: &Path, cache: &Path) -> Result<Shard
 
 /// The shard of a text file, from the cache if it is there.
 fn tokenised(path: &Path, source: &SourceConfig, cache: &Path) -> Result<Shard, CorpusError> {
-    let text_hash = hash_of_file(path)
+    let text_hash = hash_of(text::open(path)?)
         .map_err(|error| TextError::Unreadable { path: path.to_path_buf(), source: error })?;
     let name = blake3::Hasher::new_derive_key("starling 2026 cached text shard")
         .update(&shard::VERSION.to_le_bytes())
@@ -174,9 +178,9 @@ fn generated(world: &World, config: &SyntheticConfig, cache: &Path) -> Result<Sh
     Ok(writer.finish()?)
 }
 
-fn hash_of_file(path: &Path) -> io::Result<blake3::Hash> {
+fn hash_of(mut file: File) -> io::Result<blake3::Hash> {
     let mut hasher = blake3::Hasher::new();
-    io::copy(&mut File::open(path)?, &mut hasher)?;
+    io::copy(&mut file, &mut hasher)?;
     Ok(hasher.finalize())
 }
 
@@ -252,6 +256,28 @@ mod tests {
         let desk = Desk::with("x");
         std::fs::remove_file(desk.folder.path().join("a.txt")).unwrap();
         assert!(desk.open(Split::Line).unwrap_err().to_string().contains("a.txt"));
+    }
+
+    #[test]
+    fn a_text_may_have_any_name() {
+        let desk = Desk::with("x");
+        std::fs::write(desk.folder.path().join("README"), "one\n\ntwo").unwrap();
+        let sources = vec![SourceConfig { path: "README".into(), weight: 1.0, split: Split::BlankLine }];
+        let config = DataConfig { sources, ..DataConfig::default() };
+        let corpus = open(&config, desk.folder.path(), &desk.cache()).unwrap();
+        assert_eq!(corpus.sources[0].0.documents(), 2);
+    }
+
+    #[test]
+    fn a_folder_is_refused_whatever_its_name() {
+        for name in ["texts", "texts.shard"] {
+            let desk = Desk::with("x");
+            std::fs::create_dir(desk.folder.path().join(name)).unwrap();
+            let sources = vec![SourceConfig { path: name.into(), weight: 1.0, split: Split::Line }];
+            let config = DataConfig { sources, ..DataConfig::default() };
+            let refused = open(&config, desk.folder.path(), &desk.cache()).unwrap_err().to_string();
+            assert!(refused.contains(name) && refused.contains("is a folder"), "{refused}");
+        }
     }
 
     #[test]

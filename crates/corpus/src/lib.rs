@@ -27,8 +27,8 @@
 //! ```
 //!
 //! # Concepts
-//! - A **document** is a piece of text that is held out or trained on as a whole. Documents are stored
-//!   without end of text; the sampler puts it after each.
+//! - A **document** is a piece of text that is held out or trained on as a whole, and so is every copy of it
+//!   in any source. Documents are stored without end of text; the sampler puts it after each.
 //! - A **shard** ([`Shard`]) is a file of tokens and document bounds, checked whole when it is opened.
 //! - A **corpus** ([`Corpus`]) is one vocabulary ([`Tokeniser`]) and some shards with weights. Its
 //!   [`Corpus::content_hash`] is part of a run's identity.
@@ -44,13 +44,14 @@
 
 pub mod config;
 pub mod corpus;
-mod held_out;
+mod division;
 mod mixture;
 pub mod ngram;
 mod permutation;
 mod random;
 pub mod sampler;
 pub mod shard;
+mod stream;
 pub mod synthetic;
 pub mod text;
 pub mod tokeniser;
@@ -58,7 +59,7 @@ pub mod tokeniser;
 pub use config::{DataConfig, Problem, SourceConfig};
 pub use corpus::{Corpus, CorpusError, open};
 pub use ngram::NGram;
-pub use sampler::{Sampler, SamplerError, Window};
+pub use sampler::{Sampler, SamplerError, SourceName, Window};
 pub use shard::{Shard, ShardError, ShardWriter};
 pub use synthetic::{ScoreError, SyntheticConfig, World};
 pub use text::{Split, TextError, shard_from_text};

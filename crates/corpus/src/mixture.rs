@@ -17,9 +17,9 @@ pub(crate) struct Mixture {
 }
 
 impl Mixture {
-    /// A mixture of sources by weight (finite, above 0).
-    pub(crate) fn new(key: Key, weights: &[f64]) -> Mixture {
-        Mixture { key, counts: apportion(weights) }
+    /// A mixture of sources by their counts, as [`apportion`] gives them.
+    pub(crate) fn new(key: Key, counts: Vec<u64>) -> Mixture {
+        Mixture { key, counts }
     }
 
     /// The source of a sample, and the sample's number among those of its source.
@@ -40,9 +40,13 @@ impl Mixture {
 }
 
 /// How many of [`BLOCK`] samples each source gives: by weight, rounded by largest remainder. A source whose
-/// count is 0 would never be seen; callers refuse such weights.
-pub(crate) fn apportion(weights: &[f64]) -> Vec<u64> {
+/// count is 0 would never be seen; callers refuse such weights. `None` if the sum is not finite: every share
+/// would be 0, and the rounding would silently mix evenly.
+pub(crate) fn apportion(weights: &[f64]) -> Option<Vec<u64>> {
     let sum: f64 = weights.iter().sum();
+    if !sum.is_finite() {
+        return None;
+    }
     let quotas: Vec<f64> = weights.iter().map(|weight| weight / sum * BLOCK as f64).collect();
     let mut counts: Vec<u64> = quotas.iter().map(|quota| *quota as u64).collect();
     let mut by_remainder: Vec<usize> = (0..weights.len()).collect();
@@ -51,7 +55,12 @@ pub(crate) fn apportion(weights: &[f64]) -> Vec<u64> {
     for &source in by_remainder.iter().cycle().take(missing as usize) {
         counts[source] += 1;
     }
-    counts
+    Some(counts)
+}
+
+/// Whether a number can be a weight at all.
+pub(crate) fn is_weight(number: f64) -> bool {
+    number.is_finite() && number > 0.0
 }
 
 #[cfg(test)]
@@ -61,10 +70,15 @@ mod tests {
 
     #[test]
     fn shares_are_rounded_by_largest_remainder() {
-        assert_eq!(apportion(&[1.0]), [4096]);
-        assert_eq!(apportion(&[3.0, 1.0]), [3072, 1024]);
-        assert_eq!(apportion(&[1.0, 1.0, 1.0]), [1366, 1365, 1365]);
-        assert_eq!(apportion(&[1.0, 1e-9]), [4096, 0]);
+        assert_eq!(apportion(&[1.0]).unwrap(), [4096]);
+        assert_eq!(apportion(&[3.0, 1.0]).unwrap(), [3072, 1024]);
+        assert_eq!(apportion(&[1.0, 1.0, 1.0]).unwrap(), [1366, 1365, 1365]);
+        assert_eq!(apportion(&[1.0, 1e-9]).unwrap(), [4096, 0]);
+    }
+
+    #[test]
+    fn weights_without_a_finite_sum_have_no_shares() {
+        assert_eq!(apportion(&[f64::MAX, f64::MAX, 1.0]), None);
     }
 
     proptest! {
@@ -74,13 +88,14 @@ mod tests {
         fn every_block_has_exact_proportions_and_numbers_samples_without_gap(
             seed: u64, weights in prop::collection::vec(0.01f64..10.0, 1..6), block in 0u64..1000
         ) {
-            let mixture = Mixture::new(Key::new(seed, "test"), &weights);
+            let counts = apportion(&weights).unwrap();
+            let mixture = Mixture::new(Key::new(seed, "test"), counts.clone());
             let mut numbers = vec![Vec::new(); weights.len()];
             for sample in block * BLOCK..(block + 1) * BLOCK {
                 let (source, number) = mixture.place(sample);
                 numbers[source].push(number);
             }
-            for (numbers, count) in numbers.iter_mut().zip(apportion(&weights)) {
+            for (numbers, count) in numbers.iter_mut().zip(counts) {
                 numbers.sort();
                 prop_assert!(numbers.iter().copied().eq(block * count..(block + 1) * count));
             }

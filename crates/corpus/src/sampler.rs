@@ -1,18 +1,21 @@
 //! Sample number → window of tokens, as a pure function: what makes a microbatch the same whoever asks.
 //!
 //! Each source's training documents form one virtual stream, every document followed by end of text, cut
-//! into windows of `context + 1` tokens at stride `context`, so that every token but the first is predicted
-//! once an epoch. An epoch is a keyed permutation of the windows without replacement; sources take turns as
-//! `mixture.rs` says, each running through epochs of its own.
+//! into windows of `context + 1` tokens at stride `context`, so that no token is predicted twice an epoch, and
+//! every one is once, but for the very first and a tail of fewer than `context` that fills no window. An
+//! epoch is a keyed permutation of the windows without replacement; sources take turns as `mixture.rs` says,
+//! each running through epochs of its own.
 
 use std::sync::Arc;
 
 use crate::corpus::Corpus;
-pub use crate::held_out::Window;
-use crate::held_out::{Division, Stream};
+use crate::division::{self, Division, Reason, Undivided};
 use crate::mixture::{self, Mixture};
 use crate::permutation::Permutation;
 use crate::random::Key;
+use crate::shard::Shard;
+use crate::stream::Stream;
+pub use crate::stream::Window;
 
 /// Draws training and held-out windows from a corpus.
 #[derive(Debug)]
@@ -27,8 +30,10 @@ pub struct Sampler {
 impl Sampler {
     /// Divides every source's documents into training and held-out, and measures them.
     ///
-    /// `held_out` is the fraction of documents (0 ≤ fraction < 1) that is never trained on. The division
-    /// depends on the seed, and so does the order of the samples.
+    /// `held_out` is the fraction of documents (0 ≤ fraction < 1) that is never trained on: if it is not 0, at
+    /// least one of every source, and never all. Which ones depends on the seed and on what they say, so
+    /// that equal documents are on the same side in all sources; a source whose documents are all equal is
+    /// refused, unless nothing is to be held out. The order of the samples depends on the seed, too.
     pub fn new(
         corpus: impl Into<Arc<Corpus>>,
         held_out: f64,
@@ -45,15 +50,15 @@ impl Sampler {
         if corpus.sources.is_empty() {
             return Err(SamplerError::NoSource);
         }
-        let weights: Vec<f64> = corpus.sources.iter().map(|(_, weight)| *weight).collect();
-        let usable = weights.iter().all(|weight| weight.is_finite() && *weight > 0.0);
-        if let Some(source) = mixture::apportion(&weights).iter().position(|&count| count == 0 || !usable) {
-            return Err(SamplerError::Weight { source_number: source, weight: weights[source] });
-        }
-        let sources = (0..corpus.sources.len())
-            .map(|index| Source::new(&corpus, index, held_out, context, seed))
+        let counts = counts(&corpus)?;
+        let shards: Vec<&Shard> = corpus.sources.iter().map(|(shard, _)| shard).collect();
+        let sources = division::divide(&shards, Key::new(seed, "held out"), held_out)
+            .map_err(|undivided| SamplerError::undivided(undivided, &corpus))?
+            .into_iter()
+            .enumerate()
+            .map(|(index, division)| Source::new(&corpus, index, division, context))
             .collect::<Result<_, _>>()?;
-        let mixture = Mixture::new(Key::new(seed, "mixture"), &weights);
+        let mixture = Mixture::new(Key::new(seed, "mixture"), counts);
         Ok(Sampler { corpus, context, seed, mixture, sources })
     }
 
@@ -72,8 +77,8 @@ impl Sampler {
         self.read(index, &source.training, window)
     }
 
-    /// How many training windows all sources have together: after so many samples, a corpus of one source
-    /// has been seen exactly once.
+    /// How many training windows all sources have together: after so many samples, every window of a corpus
+    /// of one source has been seen exactly once.
     pub fn windows_per_epoch(&self) -> u64 {
         self.sources.iter().map(|source| source.training_windows).sum()
     }
@@ -123,10 +128,27 @@ impl Sampler {
     }
 }
 
+/// How many samples of a block each source gives.
+fn counts(corpus: &Corpus) -> Result<Vec<u64>, SamplerError> {
+    let weights: Vec<f64> = corpus.sources.iter().map(|(_, weight)| *weight).collect();
+    let refused = |source: usize| SamplerError::Weight {
+        name: SourceName::of(corpus, source),
+        weight: weights[source],
+    };
+    if let Some(source) = weights.iter().position(|weight| !mixture::is_weight(*weight)) {
+        return Err(refused(source));
+    }
+    let counts = mixture::apportion(&weights).ok_or(SamplerError::WeightSum)?;
+    match counts.iter().position(|&count| count == 0) {
+        Some(source) => Err(refused(source)),
+        None => Ok(counts),
+    }
+}
+
 /// One source as the sampler sees it.
 #[derive(Debug)]
 struct Source {
-    division: Division,
+    division: Arc<Division>,
     training: Stream,
     held_out: Stream,
     training_windows: u64,
@@ -137,78 +159,153 @@ impl Source {
     fn new(
         corpus: &Corpus,
         index: usize,
-        held_out: f64,
+        division: Division,
         context: usize,
-        seed: u64,
     ) -> Result<Source, SamplerError> {
         let shard = &corpus.sources[index].0;
-        if held_out > 0.0 && shard.documents() == 1 {
-            return Err(SamplerError::OneDocument { source_number: index });
-        }
-        let key = Key::new(seed, "held out").with(index as u64);
-        let division = Division::new(key, shard.documents(), held_out);
+        let division = Arc::new(division);
         let training = Stream::new(shard, &division, false);
         let held_out = Stream::new(shard, &division, true);
         let whole_windows = |stream: &Stream| stream.tokens().saturating_sub(1) / context as u64;
         let training_windows = whole_windows(&training);
         if training_windows == 0 {
             let tokens = training.tokens();
-            return Err(SamplerError::TooShort { source_number: index, tokens, context });
+            return Err(SamplerError::TooShort { name: SourceName::of(corpus, index), tokens, context });
         }
         let held_out_windows = whole_windows(&held_out).max(u64::from(held_out.tokens() >= 2));
         Ok(Source { division, training, held_out, training_windows, held_out_windows })
     }
 }
 
-/// Why a corpus cannot be sampled. Sources are counted from 0, as in `data.sources[0]`.
+/// A source as the run file names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SourceName {
+    /// The entry of `data.sources` with this number, counted from 0.
+    Listed(usize),
+    /// What `data.synthetic` generates.
+    Generated,
+}
+
+impl SourceName {
+    fn of(corpus: &Corpus, source: usize) -> SourceName {
+        if corpus.synthetic.is_some() { SourceName::Generated } else { SourceName::Listed(source) }
+    }
+
+    fn how_to_get_more(self) -> &'static str {
+        match self {
+            SourceName::Listed(_) => "give it more text",
+            SourceName::Generated => "raise data.synthetic.documents",
+        }
+    }
+}
+
+impl std::fmt::Display for SourceName {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            SourceName::Listed(number) => write!(out, "data.sources[{number}]"),
+            SourceName::Generated => out.write_str("the generated corpus"),
+        }
+    }
+}
+
+/// Why a corpus cannot be sampled.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SamplerError {
     /// The context is 0.
-    #[error("a context of 0 tokens leaves nothing to train on; set the model's context to at least 1")]
+    #[error("a context of 0 tokens leaves nothing to train on; set model.context to at least 1")]
     NoContext,
     /// The corpus has no source.
-    #[error("the corpus has no source, so there is nothing to train on; name one in `data.sources`")]
+    #[error("the corpus has no source, so there is nothing to train on; name one in data.sources")]
     NoSource,
     /// The held-out fraction is not one.
-    #[error("held_out is {fraction}, which leaves nothing to train on; it must be at least 0 and below 1")]
+    #[error(
+        "data.held_out = {fraction} is not a fraction that leaves documents to train on; \
+         it must be at least 0 and below 1, such as data.held_out = 0.05"
+    )]
     HeldOut {
         /// What was asked for.
         fraction: f64,
     },
     /// A weight is no weight, or so small that the source would never be seen.
     #[error(
-        "data source {source_number} has weight {weight} and would never be sampled: weights must be \
-         finite, above 0, and at least 1/4096 of their sum; raise it, or leave the source out"
+        "{name} has weight {weight} and would never be sampled: weights must be finite, above 0, and at \
+         least 1/{} of their sum; raise {name}.weight, or leave the source out",
+        mixture::BLOCK
     )]
     Weight {
         /// Which source.
-        source_number: usize,
+        name: SourceName,
         /// Its weight.
         weight: f64,
     },
-    /// A source has one document, and some were to be held out.
+    /// Each weight is fine, but not their sum.
     #[error(
-        "data source {source_number} has only one document, so none can be held out of training; \
-         set data.held_out = 0, give more text, or split it by line (split = \"line\")"
+        "the weights of data.sources add up to more than a number can hold, so the sources' shares are \
+         unknown; only their ratios matter, so divide every weight by the largest"
     )]
-    OneDocument {
+    WeightSum,
+    /// A source has no two different documents, and some were to be held out.
+    #[error("{}, so none can be held out of training; {}", all_equal(*documents, *name), other_documents(*documents, *name))]
+    AllEqual {
         /// Which source.
-        source_number: usize,
+        name: SourceName,
+        /// How often it has its one document.
+        documents: u64,
+    },
+    /// The documents of some tiny sources overlap so that no division was found.
+    #[error(
+        "all documents of {name} also stand in other sources of two or three documents, and equal documents \
+         are held out together, so this source cannot have one held out and one to train on; \
+         join these sources into one file, or set data.held_out = 0"
+    )]
+    Entangled {
+        /// The first source for which nothing is left.
+        name: SourceName,
     },
     /// A source does not fill one window.
     #[error(
-        "data source {source_number} has {tokens} training tokens, fewer than one window of context + 1 = \
-         {} needs; give more text, or a smaller context",
-        context + 1
+        "{name} has {tokens} training tokens, fewer than the context + 1 = {} of one window; {}, or lower \
+         model.context",
+        context + 1,
+        name.how_to_get_more()
     )]
     TooShort {
         /// Which source.
-        source_number: usize,
+        name: SourceName,
         /// Its training tokens.
         tokens: u64,
         /// The context asked for.
         context: usize,
     },
+}
+
+impl SamplerError {
+    fn undivided(undivided: Undivided, corpus: &Corpus) -> SamplerError {
+        let name = SourceName::of(corpus, undivided.source);
+        match undivided.reason {
+            Reason::AllEqual => {
+                SamplerError::AllEqual { name, documents: corpus.sources[undivided.source].0.documents() }
+            }
+            Reason::Entangled => SamplerError::Entangled { name },
+        }
+    }
+}
+
+fn all_equal(documents: u64, name: SourceName) -> String {
+    match documents {
+        1 => format!("{name} has only one document"),
+        documents => format!("all {documents} documents of {name} are equal, and copies stay together"),
+    }
+}
+
+fn other_documents(documents: u64, name: SourceName) -> String {
+    let remedy = format!("set data.held_out = 0, or {}", name.how_to_get_more());
+    match name {
+        SourceName::Listed(_) if documents == 1 => {
+            format!("{remedy}, or, if every line is a document, set {name}.split = \"line\"")
+        }
+        _ => remedy,
+    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 pub(crate) use header::VERSION;
 use header::{BOUND_BYTES, HEADER_BYTES, Header, token_bytes};
 pub use writer::ShardWriter;
+pub(crate) use writer::remove_abandoned;
 
 /// The tokens and document bounds of one shard file, verified.
 #[derive(Debug)]
@@ -64,14 +65,19 @@ impl Shard {
 
     /// Appends the tokens of a range; what lies beyond the end is left out.
     pub fn read(&self, range: Range<u64>, into: &mut Vec<u32>) {
-        let width = token_bytes(self.header.vocabulary) as usize;
-        let at = |token: u64| HEADER_BYTES as usize + token.min(self.tokens()) as usize * width;
-        let bytes = &self.bytes[at(range.start.min(range.end))..at(range.end)];
-        if width == 2 {
+        let bytes = self.bytes_of(range);
+        if token_bytes(self.header.vocabulary) == 2 {
             into.extend(bytes.as_chunks::<2>().0.iter().map(|&token| u32::from(u16::from_le_bytes(token))));
         } else {
             into.extend(bytes.as_chunks::<4>().0.iter().map(|&token| u32::from_le_bytes(token)));
         }
+    }
+
+    /// The stored bytes of a range of tokens: the same for the same tokens of the same vocabulary.
+    pub(crate) fn bytes_of(&self, range: Range<u64>) -> &[u8] {
+        let width = token_bytes(self.header.vocabulary) as usize;
+        let at = |token: u64| HEADER_BYTES as usize + token.min(self.tokens()) as usize * width;
+        &self.bytes[at(range.start.min(range.end))..at(range.end)]
     }
 
     /// The hash of what the shard says: vocabulary size, tokens and bounds. Independent of where it lies.
@@ -156,7 +162,9 @@ pub enum ShardError {
         source: std::io::Error,
     },
     /// The file does not start as shards do.
-    #[error("this is not a token shard; if it is plain text, name it `.txt` and it will be tokenised")]
+    #[error(
+        "this is not a token shard; if it is plain text, give its name another ending and it will be tokenised"
+    )]
     NotAShard,
     /// The file was written by another version.
     #[error(

@@ -1,7 +1,7 @@
 //! Plain text to a shard of byte tokens: where documents begin and end. Works on bytes, in bounded memory.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
@@ -27,6 +27,27 @@ pub enum Split {
     Line,
 }
 
+/// How much of a file [`Split::detect`] looks at.
+const LOOK_BYTES: u64 = 1 << 20;
+
+impl Split {
+    /// How a text file seems to be divided, by its first MiB: by blank lines if one stands between two lines
+    /// that are not blank, and otherwise by line.
+    ///
+    /// Blank lines before the first and after the last line of text separate nothing and do not count: a
+    /// list of lines may well end in one, and would be a single document.
+    pub fn detect(path: &Path) -> Result<Split, TextError> {
+        let mut beginning = Vec::new();
+        open(path)?
+            .take(LOOK_BYTES)
+            .read_to_end(&mut beginning)
+            .map_err(|source| TextError::Unreadable { path: path.to_path_buf(), source })?;
+        let mut blanks = beginning.split(|&byte| byte == b'\n').map(is_blank).skip_while(|blank| *blank);
+        let text_after_a_blank = blanks.any(|blank| blank) && blanks.any(|blank| !blank);
+        Ok(if text_after_a_blank { Split::BlankLine } else { Split::Line })
+    }
+}
+
 /// Writes the documents of a text file to a shard of byte tokens at `out`.
 ///
 /// Line ends at the end of a document are dropped, those inside are kept. A document of more than
@@ -39,7 +60,7 @@ pub fn shard_from_text(text: &Path, split: Split, out: &Path) -> Result<Shard, T
 /// As [`shard_from_text`], with the hash of the bytes that were read.
 pub(crate) fn build(text: &Path, split: Split, out: &Path) -> Result<(Shard, blake3::Hash), TextError> {
     let unreadable = |source| TextError::Unreadable { path: text.to_path_buf(), source };
-    let mut reader = BufReader::with_capacity(1 << 16, File::open(text).map_err(unreadable)?);
+    let mut reader = BufReader::with_capacity(1 << 16, open(text)?);
     let mut writer = ShardWriter::create(out, Tokeniser::Bytes.vocabulary() as u32)?;
     let mut hasher = blake3::Hasher::new();
     let mut documents = 0u64;
@@ -67,6 +88,14 @@ pub(crate) fn build(text: &Path, split: Split, out: &Path) -> Result<(Shard, bla
     Ok((writer.finish()?, hasher.finalize()))
 }
 
+/// Opens a text for reading. (Linux opens folders as well, and only fails when they are read.)
+pub(crate) fn open(path: &Path) -> Result<File, TextError> {
+    if path.is_dir() {
+        return Err(TextError::Folder { path: path.to_path_buf() });
+    }
+    File::open(path).map_err(|source| TextError::Unreadable { path: path.to_path_buf(), source })
+}
+
 /// Why a text file could not be made into a shard.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
@@ -77,6 +106,16 @@ pub enum TextError {
         path: PathBuf,
         /// The system's answer.
         source: std::io::Error,
+    },
+    /// It is no file.
+    #[error(
+        "{} is a folder, and a source is one file, so nothing was read; name the files in it, each as a \
+         source of its own",
+        path.display()
+    )]
+    Folder {
+        /// Which folder.
+        path: PathBuf,
     },
     /// There is nothing but white space in it.
     #[error("the text file {} holds no text, so there is nothing to train on; give a file with text", path.display())]
@@ -124,7 +163,7 @@ impl<E, Sink: FnMut(&[u8]) -> Result<(), E>> Splitter<Sink> {
     }
 
     fn end_line(&mut self) -> Result<(), E> {
-        let blank = self.document[self.line_start..].iter().all(u8::is_ascii_whitespace);
+        let blank = is_blank(&self.document[self.line_start..]);
         match self.split {
             Split::Line => self.end_document(self.document.len()),
             Split::BlankLine if blank => {
@@ -160,12 +199,16 @@ impl<E, Sink: FnMut(&[u8]) -> Result<(), E>> Splitter<Sink> {
         while let [text @ .., b'\n' | b'\r'] = document {
             document = text;
         }
-        let blank = document.iter().all(u8::is_ascii_whitespace);
-        let handed_over = if blank { Ok(()) } else { (self.sink)(document) };
+        let handed_over = if is_blank(document) { Ok(()) } else { (self.sink)(document) };
         self.document.drain(..length);
         self.line_start = 0;
         handed_over
     }
+}
+
+/// Whether a line, or a document, has nothing to read: a line end of Windows counts as nothing.
+fn is_blank(text: &[u8]) -> bool {
+    text.iter().all(u8::is_ascii_whitespace)
 }
 
 #[cfg(test)]
@@ -235,6 +278,46 @@ mod tests {
         std::fs::write(&text, b" \n\n").unwrap();
         assert!(matches!(shard_from_text(&text, Split::Line, &out), Err(TextError::Empty { .. })));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_split_is_seen_in_the_text() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("text");
+        let detected = |text: &[u8]| {
+            std::fs::write(&path, text).unwrap();
+            Split::detect(&path).unwrap()
+        };
+        for text in ["a\n\nb", "a\r\n\r\nb\r\n", "a\n \t\nb", "\na\nb\n\n\nc"] {
+            assert_eq!(detected(text.as_bytes()), Split::BlankLine, "{text:?}");
+        }
+        for text in ["", "a", "a\nb\n", "a\r\nb\r\n", "\n\na\nb", "a\nb\n\n", "a\nb\n  ", "\n\n"] {
+            assert_eq!(detected(text.as_bytes()), Split::Line, "{text:?}");
+        }
+        let late = |before: usize| [&b"line\n".repeat(before / 5)[..], b"\nb"].concat();
+        assert_eq!(detected(&late(1_000_000)), Split::BlankLine);
+        assert_eq!(detected(&late(2_000_000)), Split::Line);
+    }
+
+    #[test]
+    fn a_folder_is_not_a_text() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(matches!(Split::detect(folder.path()), Err(TextError::Folder { .. })));
+        let out = folder.path().join("a.shard");
+        let refused = shard_from_text(folder.path(), Split::Line, &out);
+        assert!(matches!(refused, Err(TextError::Folder { .. })));
+        assert!(matches!(Split::detect(&out), Err(TextError::Unreadable { .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn a_detected_blank_line_is_one_that_the_splitter_splits_at(text in "[a \r\n\t]{0,12}") {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("text");
+            std::fs::write(&path, &text).unwrap();
+            let splits = documents(Split::BlankLine, &[text.as_bytes()]).len() > 1;
+            prop_assert_eq!(Split::detect(&path).unwrap() == Split::BlankLine, splits);
+        }
     }
 
     fn lumpy_text() -> impl Strategy<Value = Vec<u8>> {

@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::shard::{Shard, ShardWriter};
+use crate::config::{DataConfig, SourceConfig};
+use crate::shard::ShardWriter;
+use crate::synthetic::SyntheticConfig;
+use crate::text::Split;
 use crate::tokeniser::Tokeniser;
 
 /// Sources of documents whose every token tells source and document apart: `source * 100 + document`.
@@ -51,9 +54,19 @@ fn a_sampler_can_be_shared_by_threads() {
 }
 
 #[test]
-fn windows_overlap_by_one_so_that_every_token_is_predicted() {
-    let sampler = Sampler::new(corpus(&[(20, 5, 1.0)]), 0.0, 8, 5).unwrap();
+fn every_token_but_the_first_and_a_short_tail_is_predicted_once_an_epoch() {
+    let sampler = Sampler::new(corpus(&[(21, 5, 1.0)]), 0.0, 8, 5).unwrap();
     let stream = &sampler.sources[0].training;
+    let mut whole = stream.read(&sampler.corpus.sources[0].0, 0, 1000, 0).tokens;
+    let tail = whole.split_off(whole.len() - (whole.len() - 1) % 8);
+    assert_eq!((whole.len(), tail.len()), (121, 5)); // of 21 × 6
+    let mut predicted: Vec<u32> = (0..sampler.windows_per_epoch())
+        .flat_map(|sample| sampler.window(sample).tokens.split_off(1))
+        .collect();
+    predicted.sort();
+    whole.remove(0);
+    whole.sort();
+    assert_eq!(predicted, whole);
     for window in 1..sampler.windows_per_epoch() {
         let (before, after) = (sampler.read(0, stream, window - 1), sampler.read(0, stream, window));
         assert_eq!(before.tokens.last(), after.tokens.first());
@@ -95,18 +108,92 @@ fn what_cannot_be_sampled_is_refused_with_a_reason() {
     let refused = |sources: &[(usize, usize, f64)], held_out: f64, context: usize| {
         Sampler::new(corpus(sources), held_out, context, 5).unwrap_err()
     };
-    assert_eq!(refused(&[(1, 50, 1.0)], 0.05, 8), SamplerError::OneDocument { source_number: 0 });
+    let one = refused(&[(9, 9, 1.0), (1, 50, 1.0)], 0.05, 8);
+    assert_eq!(one, SamplerError::AllEqual { name: SourceName::Listed(1), documents: 1 });
     assert!(Sampler::new(corpus(&[(1, 50, 1.0)]), 0.0, 8, 5).is_ok());
     let short = refused(&[(9, 9, 1.0), (2, 4, 1.0)], 0.05, 8);
-    assert_eq!(short, SamplerError::TooShort { source_number: 1, tokens: 5, context: 8 });
+    assert_eq!(short, SamplerError::TooShort { name: SourceName::Listed(1), tokens: 5, context: 8 });
     assert!(short.to_string().contains("context + 1 = 9"), "{short}");
     assert_eq!(refused(&[(9, 9, 1.0)], 0.05, 0), SamplerError::NoContext);
     assert!(matches!(refused(&[(9, 9, 1.0)], 1.0, 8), SamplerError::HeldOut { .. }));
     assert!(matches!(refused(&[(9, 9, 1.0)], f64::NAN, 8), SamplerError::HeldOut { .. }));
     assert_eq!(refused(&[], 0.05, 8), SamplerError::NoSource);
     for weight in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-5] {
-        assert!(matches!(refused(&[(9, 9, 1.0), (9, 9, weight)], 0.05, 8), SamplerError::Weight { .. }));
+        let name = SourceName::Listed(1);
+        let refused = refused(&[(9, 9, 1.0), (9, 9, weight)], 0.05, 8);
+        assert!(matches!(refused, SamplerError::Weight { name: named, .. } if named == name), "{refused}");
     }
+    assert_eq!(refused(&[(9, 9, f64::MAX), (9, 9, f64::MAX)], 0.05, 8), SamplerError::WeightSum);
+}
+
+#[test]
+fn messages_name_sources_and_remedies_by_their_keys() {
+    let says = |error: SamplerError, parts: &[&str]| {
+        let message = error.to_string();
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+    };
+    let (name, generated) = (SourceName::Listed(3), SourceName::Generated);
+    let split = "data.sources[3].split = \"line\"";
+    says(
+        SamplerError::AllEqual { name, documents: 1 },
+        &["data.sources[3] has only one", "data.held_out = 0", split],
+    );
+    let copies = SamplerError::AllEqual { name, documents: 70 };
+    assert!(!copies.to_string().contains(split));
+    says(copies, &["all 70 documents of data.sources[3] are equal", "data.held_out = 0"]);
+    says(
+        SamplerError::AllEqual { name: generated, documents: 1 },
+        &["the generated corpus has only one", "data.held_out = 0", "data.synthetic.documents"],
+    );
+    says(SamplerError::TooShort { name, tokens: 5, context: 8 }, &["data.sources[3] has 5", "model.context"]);
+    says(
+        SamplerError::TooShort { name: generated, tokens: 5, context: 8 },
+        &["the generated corpus has 5", "data.synthetic.documents", "model.context"],
+    );
+    says(
+        SamplerError::Weight { name, weight: 0.0 },
+        &["data.sources[3] has weight 0", "data.sources[3].weight"],
+    );
+    says(SamplerError::Entangled { name }, &["data.sources[3]", "data.held_out = 0"]);
+    says(SamplerError::HeldOut { fraction: 1.0 }, &["data.held_out = 1 ", "data.held_out = 0.05"]);
+    says(SamplerError::NoContext, &["model.context"]);
+}
+
+#[test]
+fn the_generated_corpus_is_named_as_such() {
+    let folder = tempfile::tempdir().unwrap();
+    let synthetic = SyntheticConfig { documents: 2, ..SyntheticConfig::default() };
+    let config = DataConfig { synthetic: Some(synthetic), ..DataConfig::default() };
+    let corpus = crate::corpus::open(&config, folder.path(), folder.path()).unwrap();
+    let refused = Sampler::new(corpus, 0.05, 10_000, 5).unwrap_err();
+    assert!(matches!(refused, SamplerError::TooShort { name: SourceName::Generated, .. }), "{refused}");
+}
+
+#[test]
+fn a_text_that_is_listed_twice_is_not_trained_on_where_it_is_held_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines: Vec<String> = (0..500).map(|line| format!("line {}", line % 400)).collect();
+    std::fs::write(folder.path().join("a.txt"), lines.join("\n")).unwrap();
+    std::fs::write(folder.path().join("b.txt"), lines[200..].join("\n")).unwrap();
+    let source = |path: &str| SourceConfig { path: path.into(), weight: 1.0, split: Split::Line };
+    let sources = vec![source("a.txt"), source("b.txt"), source("a.txt")];
+    let config = DataConfig { sources, ..DataConfig::default() };
+    let corpus = crate::corpus::open(&config, folder.path(), &folder.path().join("cache")).unwrap();
+    let sampler = Sampler::new(corpus, 0.2, 8, 5).unwrap();
+    let text = |source: usize, document: u64| {
+        let shard = &sampler.corpus.sources[source].0;
+        let mut tokens = Vec::new();
+        shard.read(shard.document(document).unwrap(), &mut tokens);
+        tokens
+    };
+    let mut sides: [BTreeSet<Vec<u32>>; 2] = Default::default();
+    for source in 0..3 {
+        sides[0].extend(sampler.training_documents(source).unwrap().map(|document| text(source, document)));
+        sides[1].extend(sampler.held_out_documents(source).unwrap().map(|document| text(source, document)));
+    }
+    assert!(sides[0].is_disjoint(&sides[1]));
+    assert_eq!(sides[0].len() + sides[1].len(), 400);
+    assert!((50..110).contains(&sides[1].len()), "{}", sides[1].len());
 }
 
 proptest! {

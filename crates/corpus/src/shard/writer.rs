@@ -4,10 +4,15 @@
 //! the end; then the header is filled in, the file synced, renamed and its folder synced. The process id
 //! in the name lets several processes build the same shard at once (all peers of one machine share a
 //! cache): the last rename wins, and all of them carry the same contents.
+//!
+//! A writer locks its partial files. The system drops the lock with the process, however that ends, so a
+//! partial file that nobody has locked is abandoned. Looking the process id up was rejected: ids are used
+//! again, and those of another container or machine that shares the folder are not to be seen.
 
 use std::fs::File;
 use std::io::{BufWriter, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::header::{HEADER_BYTES, Header, padding, token_bytes};
 use super::{Shard, ShardError};
@@ -64,6 +69,34 @@ impl ShardWriter {
     }
 }
 
+/// A younger partial file is left alone: its writer may not have come to lock it.
+const SURELY_LOCKED_AFTER: Duration = Duration::from_secs(60);
+
+/// Removes the partial files in a folder whose writers are gone. What cannot be opened, locked or removed is
+/// left for another time: it only takes room.
+pub(crate) fn remove_abandoned(folder: &Path) {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().to_str().is_some_and(is_partial)) {
+        let path = entry.path();
+        let Ok(file) = File::options().read(true).write(true).open(&path) else { continue };
+        let idle = file.metadata().and_then(|metadata| metadata.modified()).map(|time| time.elapsed());
+        if matches!(idle, Ok(Ok(idle)) if idle > SURELY_LOCKED_AFTER) && file.try_lock().is_ok() {
+            let _ = std::fs::remove_file(&path); // another process may have been faster
+        }
+    }
+}
+
+/// Whether a name is one that [`Section::create`] gives to a part of a `.shard`: a folder may hold other
+/// people's `.partial` files.
+fn is_partial(name: &str) -> bool {
+    let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    name.strip_suffix(".partial")
+        .map(|name| name.strip_suffix(".bounds").unwrap_or(name))
+        .and_then(|name| name.rsplit_once(".shard."))
+        .and_then(|(_, numbers)| numbers.split_once('-'))
+        .is_some_and(|(process, count)| number(process) && number(count))
+}
+
 /// A file being written, hashed on the way, and removed again when dropped.
 #[derive(Debug)]
 struct Section {
@@ -84,6 +117,7 @@ impl Section {
             let aside = PathBuf::from(name);
             match File::options().read(true).write(true).create_new(true).open(&aside) {
                 Ok(file) => {
+                    let _ = file.try_lock(); // where files cannot be locked, nothing is ever cleared away
                     let file = BufWriter::with_capacity(1 << 16, file);
                     return Ok(Section {
                         path: aside,
@@ -127,6 +161,7 @@ impl Section {
             self.file.get_ref().sync_all()?;
             std::fs::rename(&self.path, path)?;
             self.published = true;
+            let _ = self.file.get_ref().unlock(); // Windows would let nobody read it
             sync_folder_of(path)
         };
         published().map_err(|error| ShardError::io("complete", path, error))

@@ -1,57 +1,19 @@
-//! Which documents are trained on and which are held out, and the two token streams that this makes.
+//! The training documents, or the held-out ones, as one stream of tokens: what windows are cut from.
 //!
-//! Whether a document is held out is a keyed hash of its number, never a stored list, so it can be asked
-//! again at any time. A [`Stream`] remembers one position for every 256 documents and finds the rest.
+//! A [`Stream`] remembers one position for every 256 documents and finds the rest.
 
-use crate::random::Key;
+use std::sync::Arc;
+
+use crate::division::Division;
 use crate::shard::Shard;
 
 /// Documents between two remembered positions.
 const BLOCK: u64 = 256;
 
-/// The division of one source's documents into trained-on and held-out.
-#[derive(Clone, Debug)]
-pub(crate) struct Division {
-    key: Key,
-    threshold: u64,
-    /// A document that goes to the other side, because one side would be empty without it.
-    exception: Option<u64>,
-}
-
-impl Division {
-    /// Holds out about `fraction` (0 ≤ fraction < 1) of the documents: at least one, and never all, if
-    /// there are at least two and the fraction is not 0.
-    pub(crate) fn new(key: Key, documents: u64, fraction: f64) -> Division {
-        // Exact: a power of two only moves the exponent.
-        let threshold = (fraction * 18_446_744_073_709_551_616.0) as u64;
-        let threshold = threshold.max(u64::from(fraction > 0.0));
-        let mut division = Division { key, threshold, exception: None };
-        if threshold == 0 || documents < 2 {
-            return division;
-        }
-        let held_out = (0..documents).filter(|&document| division.holds_out(document)).count() as u64;
-        if held_out == 0 {
-            division.exception = (0..documents).min_by_key(|&document| division.number(document));
-        } else if held_out == documents {
-            division.exception = (0..documents).max_by_key(|&document| division.number(document));
-        }
-        division
-    }
-
-    /// Whether a document is held out.
-    pub(crate) fn holds_out(&self, document: u64) -> bool {
-        (self.number(document) < self.threshold) != (self.exception == Some(document))
-    }
-
-    fn number(&self, document: u64) -> u64 {
-        self.key.with(document).number()
-    }
-}
-
 /// The documents of one side of a [`Division`] in a row, each followed by end of text.
 #[derive(Clone, Debug)]
 pub(crate) struct Stream {
-    division: Division,
+    division: Arc<Division>,
     held_out: bool,
     /// For every [`BLOCK`] documents: tokens of the stream before them.
     starts: Vec<u64>,
@@ -60,8 +22,8 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Measures the stream of one side.
-    pub(crate) fn new(shard: &Shard, division: &Division, held_out: bool) -> Stream {
-        let mut stream = Stream { division: division.clone(), held_out, starts: Vec::new(), tokens: 0 };
+    pub(crate) fn new(shard: &Shard, division: &Arc<Division>, held_out: bool) -> Stream {
+        let mut stream = Stream { division: Arc::clone(division), held_out, starts: Vec::new(), tokens: 0 };
         for document in 0..shard.documents() {
             if document % BLOCK == 0 {
                 stream.starts.push(stream.tokens);
@@ -125,6 +87,8 @@ pub struct Window {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::division::divide;
+    use crate::random::Key;
     use crate::shard::ShardWriter;
     use proptest::prelude::*;
 
@@ -139,29 +103,6 @@ mod tests {
         writer.finish().unwrap()
     }
 
-    #[test]
-    fn both_sides_have_a_document_if_there_are_two() {
-        for seed in 0..50 {
-            for fraction in [1e-300, 1e-9, 0.5, 0.999_999_999] {
-                let division = Division::new(Key::new(seed, "test"), 2, fraction);
-                assert_ne!(division.holds_out(0), division.holds_out(1));
-            }
-        }
-    }
-
-    #[test]
-    fn nothing_is_held_out_if_nothing_is_asked_for() {
-        let division = Division::new(Key::new(1, "test"), 1000, 0.0);
-        assert!((0..1000).all(|document| !division.holds_out(document)));
-    }
-
-    #[test]
-    fn about_the_asked_fraction_is_held_out() {
-        let division = Division::new(Key::new(1, "test"), 10_000, 0.05);
-        let held_out = (0..10_000).filter(|&document| division.holds_out(document)).count();
-        assert!((400..600).contains(&held_out), "{held_out}");
-    }
-
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
@@ -170,7 +111,8 @@ mod tests {
             seed: u64, lengths in prop::collection::vec(0usize..12, 1..700), start: prop::sample::Index, count in 1usize..40
         ) {
             let shard = shard_of(&lengths);
-            let division = Division::new(Key::new(seed, "test"), shard.documents(), 0.3);
+            let fraction = if lengths.windows(2).any(|pair| pair[0] != pair[1]) { 0.3 } else { 0.0 };
+            let division = Arc::new(divide(&[&shard], Key::new(seed, "test"), fraction).unwrap().remove(0));
             for held_out in [false, true] {
                 let stream = Stream::new(&shard, &division, held_out);
                 let mut whole = Vec::new();

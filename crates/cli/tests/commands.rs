@@ -164,7 +164,10 @@ fn what_cannot_be_done_is_told_in_one_message_and_nothing_is_left_behind() {
         ("train folder", vec!["folder is a folder", "name a run file"]),
         ("train small.toml --set optimiser.clip=inf", vec!["optimiser.clip", "0 to turn clipping off"]),
         ("train small.toml --set model.width=200000", vec!["GB of memory", "smaller model.width"]),
-        ("train small.toml --set train.lots=0", vec!["--set train.lots", "at least one lot", "use at least 1"]),
+        (
+            "train small.toml --set train.lots=0",
+            vec!["--set train.lots", "at least one lot", "use at least 1"],
+        ),
         ("eval nowhere", vec!["nowhere does not exist"]),
         ("generate .", vec!["holds no checkpoint"]),
         ("checkpoint verify small.toml", vec!["small.toml"]),

@@ -109,7 +109,11 @@ fn write_job(directory: &Path, reference: &Reference) -> Result<()> {
     let mut tensors = Vec::new();
     for stage in reference.stages() {
         for (parameter, span) in stage.layout().entries() {
-            tensors.push((&parameter.name, &parameter.shape, stage.read(stage.version(), State::Weights, span.range())?));
+            tensors.push((
+                &parameter.name,
+                &parameter.shape,
+                stage.read(stage.version(), State::Weights, span.range())?,
+            ));
         }
     }
     let mut views = Vec::new();
@@ -130,7 +134,10 @@ fn weights(reference: &Reference) -> Result<Weights> {
     let mut weights = Weights::new();
     for stage in reference.stages() {
         for (parameter, span) in stage.layout().entries() {
-            weights.insert(parameter.name.clone(), numbers(&stage.read(stage.version(), State::Weights, span.range())?));
+            weights.insert(
+                parameter.name.clone(),
+                numbers(&stage.read(stage.version(), State::Weights, span.range())?),
+            );
         }
     }
     Ok(weights)

@@ -1,6 +1,7 @@
 //! The folder of a run: what lies where, and that only one process trains in it.
 
 use std::fs::{self, File, TryLockError};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -86,12 +87,12 @@ pub struct Lock {
 /// Writes a small file whole or not at all.
 pub fn write_whole(path: &Path, contents: &str) -> Result<()> {
     let trouble = || format!("cannot write {}", path.display());
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let mut aside = tempfile::NamedTempFile::new_in(folder).with_context(trouble)?;
-    std::io::Write::write_all(&mut aside, contents.as_bytes()).with_context(trouble)?;
-    aside.as_file().sync_all().with_context(trouble)?;
-    aside.persist(path).map_err(|error| error.error).with_context(trouble)?;
-    Ok(())
+    let mut name = path.as_os_str().to_os_string();
+    name.push(".writing");
+    let aside = PathBuf::from(name);
+    let mut file = File::create(&aside).with_context(trouble)?;
+    file.write_all(contents.as_bytes()).and_then(|()| file.sync_all()).with_context(trouble)?;
+    fs::rename(&aside, path).with_context(trouble)
 }
 
 /// The checkpoint that a path names: the folder of a checkpoint itself, or the newest of a run's folder.

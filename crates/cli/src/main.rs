@@ -5,6 +5,7 @@ mod checkpoint;
 mod eval;
 mod generate;
 mod interrupt;
+mod plan;
 mod plot;
 mod progress;
 mod report;
@@ -30,6 +31,8 @@ struct Arguments {
 enum Command {
     /// Train a run file, or a plain text file with sensible defaults
     Train(train::Arguments),
+    /// What a run would need and what would hold it up, before anything is trained
+    Plan(plan::Arguments),
     /// Loss, perplexity and bits per byte on held-out text
     Eval(eval::Arguments),
     /// Let a trained model write
@@ -43,6 +46,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Train(arguments) => train::run(arguments),
+        Command::Plan(arguments) => plan::run(&arguments),
         Command::Eval(arguments) => eval::run(&arguments),
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Checkpoint(arguments) => checkpoint::run(&arguments),

@@ -107,7 +107,7 @@ fn tell_differences(arguments: &Arguments, named: Option<Run>, recorded: &Run, f
 }
 
 /// Reads a run file, or makes a run for a text file; paths of data become absolute.
-fn parse(input: &Path, overrides: &[String]) -> Result<Run> {
+pub fn parse(input: &Path, overrides: &[String]) -> Result<Run> {
     let shown = input.display().to_string();
     if input.is_dir() {
         bail!("{shown} is a folder; name a run file (.toml) or a text file");

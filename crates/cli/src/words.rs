@@ -38,6 +38,22 @@ pub fn count(value: f64) -> String {
     format!("{scaled:.digits$}{unit}")
 }
 
+/// 1234567 → "1.23 MB".
+pub fn bytes(value: u64) -> String {
+    let text = count(value as f64);
+    if text.contains(' ') { text + "B" } else { text + " B" }
+}
+
+/// 0.0123 → "12.3 ms".
+pub fn seconds(value: f64) -> String {
+    match value {
+        0.0 => "–".to_string(),
+        v if v < 1e-3 => format!("{:.1} µs", v * 1e6),
+        v if v < 1.0 => format!("{:.1} ms", v * 1e3),
+        v => format!("{v:.1} s"),
+    }
+}
+
 /// 3725 s → "1 h 02 min".
 pub fn time(duration: Duration) -> String {
     let seconds = duration.as_secs();
@@ -58,6 +74,11 @@ mod tests {
         assert_eq!(count(1234.0), "1.23 k");
         assert_eq!(count(123_456.0), "123 k");
         assert_eq!(count(12_345_678.0), "12.3 M");
+        assert_eq!((bytes(12), bytes(2_500_000)), ("12 B".into(), "2.50 MB".into()));
+        assert_eq!(
+            (seconds(0.0), seconds(0.0123), seconds(2.0)),
+            ("–".into(), "12.3 ms".into(), "2.0 s".into())
+        );
         assert_eq!(time(Duration::from_secs(59)), "59 s");
         assert_eq!(time(Duration::from_secs(61)), "1 min 01 s");
         assert_eq!(time(Duration::from_secs(3725)), "1 h 02 min");

@@ -8,6 +8,7 @@ use crate::config::Architecture;
 use crate::cut::cut;
 use crate::engine::Shape;
 use crate::engine::naive::{Naive, Real};
+use crate::gpt2::Unit;
 use crate::local::{LocalStage, Units};
 use crate::memory;
 use crate::optimiser::Rule;
@@ -30,6 +31,57 @@ pub fn build(
     }
 }
 
+/// What one stage of a run would be, found without taking memory for it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StagePlan {
+    /// Its units.
+    pub units: Vec<Unit>,
+    /// Elements of its weights.
+    pub parameters: u64,
+    /// Elements of a gradient as it is reduced, a slot for each use of a parameter.
+    pub gradient: u64,
+    /// Bytes that a peer of it needs, with one microbatch in flight.
+    pub memory_bytes: u64,
+    /// Multiplications and additions of a forward pass, for each token.
+    pub forward_operations: u64,
+}
+
+/// The stages that a run would have.
+pub fn plan(
+    architecture: &Architecture,
+    rule: Rule,
+    train: &TrainConfig,
+) -> Result<Vec<StagePlan>, BuildError> {
+    match train.precision {
+        Precision::F32 => plan_in::<f32>(architecture, rule, train),
+        Precision::F64 => plan_in::<f64>(architecture, rule, train),
+    }
+}
+
+fn plan_in<T: Real>(
+    architecture: &Architecture,
+    rule: Rule,
+    train: &TrainConfig,
+) -> Result<Vec<StagePlan>, BuildError> {
+    let engine = Arc::new(Naive::<T>::new(1)?);
+    let plan_of = |range: Range<usize>| {
+        let units = Units::new(engine.clone(), architecture.clone(), range.clone(), 0);
+        let list = architecture.units()[range].to_vec();
+        StagePlan {
+            parameters: units.layout.len() as u64,
+            gradient: units.gradient_len as u64,
+            memory_bytes: units.plan(rule.moments(), microbatch_shape(architecture, train), 1, train.keep),
+            forward_operations: list.iter().map(|&unit| architecture.forward_operations(unit)).sum(),
+            units: list,
+        }
+    };
+    Ok(cut(architecture, train.stages).into_iter().map(plan_of).collect())
+}
+
+fn microbatch_shape(architecture: &Architecture, train: &TrainConfig) -> Shape {
+    Shape { rows: train.microbatch.min(train.batch) as usize, columns: architecture.context }
+}
+
 fn build_in<T: Real>(
     architecture: &Architecture,
     rule: Rule,
@@ -37,7 +89,7 @@ fn build_in<T: Real>(
     seed: u64,
 ) -> Result<Stages, BuildError> {
     let engine = Arc::new(Naive::<T>::new(train.threads)?);
-    let shape = Shape { rows: train.microbatch.min(train.batch) as usize, columns: architecture.context };
+    let shape = microbatch_shape(architecture, train);
     let lay_out = |cut| Units::new(engine.clone(), architecture.clone(), cut, seed);
     let parts: Vec<Units<Naive<T>>> = cut(architecture, train.stages).into_iter().map(lay_out).collect();
     // One microbatch is in flight at a time.

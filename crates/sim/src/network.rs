@@ -1,0 +1,127 @@
+//! Links: rate, latency, jitter and loss between sites; one uplink queue and one downlink queue a host; and what
+//! can be cut: two sites from each other, one way or both, or one edge between two hosts that both live.
+//!
+//! The transport below the machines is reliable as long as a path lives, so loss costs time (a retransmission),
+//! and only a cut loses messages. Small messages do not wait behind tensors: control has its own stream.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use starling_swarm::ids::{Address, SiteId};
+
+use crate::rng::Rng;
+
+/// What a link can do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// What one host gets through it.
+    pub bytes_per_s: f64,
+    /// One way.
+    pub latency_us: u64,
+    /// Added at random, up to this.
+    pub jitter_us: u64,
+    /// Share of messages that need a second try.
+    pub loss: f64,
+}
+
+impl Link {
+    /// A machine room.
+    pub const LOCAL: Link = Link { bytes_per_s: 1.25e9, latency_us: 100, jitter_us: 50, loss: 0.0 };
+    /// Two cities.
+    pub const REGIONAL: Link = Link { bytes_per_s: 125e6, latency_us: 8_000, jitter_us: 1_000, loss: 1e-4 };
+    /// Two continents: 200 Mb/s, 80 ms one way, one message in a hundred sent again.
+    pub const INTERCONTINENTAL: Link =
+        Link { bytes_per_s: 25e6, latency_us: 80_000, jitter_us: 10_000, loss: 0.01 };
+}
+
+/// Bytes up to which a message counts as control.
+const SMALL: u64 = 4 << 10;
+
+/// All links of a simulated world.
+#[derive(Clone, Debug)]
+pub struct Network {
+    inside: Link,
+    between: Link,
+    sites: BTreeMap<Address, SiteId>,
+    up_free: BTreeMap<Address, u64>,
+    down_free: BTreeMap<Address, u64>,
+    cut_sites: BTreeSet<(SiteId, SiteId)>,
+    cut_edges: BTreeSet<(Address, Address)>,
+    /// Bytes that crossed from one site to another.
+    pub wan_bytes: u64,
+    /// All bytes.
+    pub bytes: u64,
+}
+
+impl Network {
+    /// Links inside sites and between them.
+    pub fn new(inside: Link, between: Link) -> Network {
+        Network {
+            inside,
+            between,
+            sites: BTreeMap::new(),
+            up_free: BTreeMap::new(),
+            down_free: BTreeMap::new(),
+            cut_sites: BTreeSet::new(),
+            cut_edges: BTreeSet::new(),
+            wan_bytes: 0,
+            bytes: 0,
+        }
+    }
+
+    /// A host stands in a site.
+    pub fn place(&mut self, host: Address, site: SiteId) {
+        self.sites.insert(host, site);
+    }
+
+    /// Sends `bytes` at `now`; returns when they arrive, or `None` if they are lost.
+    pub fn send(&mut self, from: Address, to: Address, bytes: u64, now: u64, rng: &mut Rng) -> Option<u64> {
+        if self.is_cut(from, to) {
+            return None;
+        }
+        let far = self.site(from) != self.site(to);
+        let link = if far { self.between } else { self.inside };
+        self.bytes += bytes;
+        self.wan_bytes += if far { bytes } else { 0 };
+        let mut latency_us = link.latency_us + rng.below(link.jitter_us + 1);
+        if link.loss > 0.0 && rng.chance(link.loss) {
+            latency_us += 2 * link.latency_us;
+        }
+        if bytes <= SMALL {
+            return Some(now + latency_us);
+        }
+        let duration_us = (bytes as f64 / link.bytes_per_s * 1e6) as u64;
+        let sent = now.max(self.up_free.get(&from).copied().unwrap_or(0)) + duration_us;
+        self.up_free.insert(from, sent);
+        let first = (sent + latency_us - duration_us).max(self.down_free.get(&to).copied().unwrap_or(0));
+        let arrived = first + duration_us;
+        self.down_free.insert(to, arrived);
+        Some(arrived)
+    }
+
+    /// Whether nothing gets from one to the other.
+    pub fn is_cut(&self, from: Address, to: Address) -> bool {
+        self.cut_edges.contains(&(from, to)) || self.cut_sites.contains(&(self.site(from), self.site(to)))
+    }
+
+    /// Cuts or heals the way from one site to another.
+    pub fn cut_site(&mut self, from: SiteId, to: SiteId, cut: bool) {
+        if cut {
+            self.cut_sites.insert((from, to))
+        } else {
+            self.cut_sites.remove(&(from, to))
+        };
+    }
+
+    /// Cuts or heals the way from one host to another.
+    pub fn cut_edge(&mut self, from: Address, to: Address, cut: bool) {
+        if cut {
+            self.cut_edges.insert((from, to))
+        } else {
+            self.cut_edges.remove(&(from, to))
+        };
+    }
+
+    fn site(&self, host: Address) -> SiteId {
+        self.sites.get(&host).copied().unwrap_or_default()
+    }
+}

@@ -1,0 +1,153 @@
+//! Exact toy arithmetic in the place of tensors: hashes as values.
+//!
+//! Every value depends on all that a real one would depend on: an activation on the input and the weights of
+//! its version, a gradient on the activation and on what came back, a sum on the order of its terms, a weight on
+//! every update before it. So a microbatch that is lost, doubled, folded in another order or computed with a
+//! stale weight changes every later weight, and equality with the one-process result is a proof, not a hope.
+
+use std::collections::BTreeMap;
+
+use starling_swarm::ids::*;
+use starling_swarm::lots::{Lots, TreeNode};
+
+use crate::rng::{mix, mix2};
+
+/// The gradient of one microbatch in one stage, whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gradient(pub u64);
+
+/// What the arithmetic needs to know of the run.
+#[derive(Clone, Copy, Debug)]
+pub struct Toy {
+    /// The run's seed.
+    pub seed: u64,
+    /// Stages.
+    pub stages: u16,
+    /// Lots of a step.
+    pub lots: Lots,
+    /// Elements of a stage's gradient.
+    pub elements: u64,
+}
+
+impl Toy {
+    /// The weights of a stage at version 0.
+    pub fn initial(&self, stage: StageId) -> u64 {
+        mix2(mix2(self.seed, 0xA11), stage.0.into())
+    }
+
+    /// What enters the first stage.
+    pub fn tokens(&self, step: Step, microbatch: Microbatch) -> u64 {
+        mix2(mix2(self.seed, step.0), microbatch.0.into())
+    }
+
+    /// Forward.
+    pub fn forward(&self, weights: u64, input: u64) -> u64 {
+        mix2(weights, input)
+    }
+
+    /// Backward: the gradient of the input, and that of the weights.
+    pub fn backward(&self, weights: u64, input: u64, gradient: u64) -> (u64, Gradient) {
+        (mix2(mix2(gradient, weights), input), Gradient(mix2(mix2(input, gradient), weights)))
+    }
+
+    /// The sum of a lot, element by element, its terms in the order of microbatches.
+    pub fn lot_sum(&self, terms: &[(Microbatch, Gradient)], element: u64) -> u64 {
+        let mut sorted = terms.to_vec();
+        sorted.sort_by_key(|(microbatch, _)| *microbatch);
+        sorted.iter().fold(0, |sum, (_, gradient)| mix2(sum, mix2(gradient.0, element)))
+    }
+
+    /// The sum of a part of the tree, from the sums at some nodes that cover it; `None` if one is missing.
+    pub fn tree_sum(&self, node: TreeNode, known: &BTreeMap<TreeNode, u64>) -> Option<u64> {
+        if let Some(sum) = known.get(&node) {
+            return Some(*sum);
+        }
+        let level = node.level.checked_sub(1)?;
+        let left = TreeNode { level, index: node.index * 2 };
+        let right = TreeNode { level, index: node.index * 2 + 1 };
+        if self.lots.lots_under(right).is_empty() {
+            return self.tree_sum(left, known);
+        }
+        Some(mix2(self.tree_sum(left, known)?, self.tree_sum(right, known)?))
+    }
+
+    /// The root of the tree over lots.
+    pub fn root(&self) -> TreeNode {
+        TreeNode { level: self.lots.lots.next_power_of_two().trailing_zeros() as u8, index: 0 }
+    }
+
+    /// The hash of a reduced gradient.
+    pub fn digest(&self, reduced: &[u64]) -> u64 {
+        reduced.iter().fold(7, |hash, &element| mix2(hash, element))
+    }
+
+    /// A commit's constants from the stages' digests.
+    pub fn constants(&self, step: Step, digests: impl IntoIterator<Item = u64>) -> u64 {
+        digests.into_iter().fold(step.0, mix2)
+    }
+
+    /// The update.
+    pub fn apply(&self, weights: u64, digest: u64, constants: u64) -> u64 {
+        mix(mix2(mix2(weights, digest), constants))
+    }
+}
+
+/// The one-process result, computed as far as it is asked for.
+#[derive(Clone, Debug)]
+pub struct Reference {
+    toy: Toy,
+    versions: Vec<Vec<u64>>,
+}
+
+impl Reference {
+    /// The run at version 0.
+    pub fn new(toy: Toy) -> Reference {
+        let initial = (0..toy.stages).map(|stage| toy.initial(StageId(stage))).collect();
+        Reference { toy, versions: vec![initial] }
+    }
+
+    /// The weights of a stage at a version.
+    pub fn weights(&mut self, stage: StageId, version: Step) -> u64 {
+        while self.versions.len() as u64 <= version.0 {
+            self.step();
+        }
+        self.versions[version.0 as usize][stage.0 as usize]
+    }
+
+    fn step(&mut self) {
+        let (toy, step) = (self.toy, Step(self.versions.len() as u64 - 1));
+        let weights = &self.versions[step.0 as usize];
+        let mut terms: Vec<Vec<(Microbatch, Gradient)>> = vec![Vec::new(); toy.stages as usize];
+        for microbatch in (0..toy.lots.microbatches).map(Microbatch) {
+            let mut inputs = vec![toy.tokens(step, microbatch)];
+            for &weight in weights {
+                inputs.push(toy.forward(weight, inputs[inputs.len() - 1]));
+            }
+            let mut back = inputs[inputs.len() - 1];
+            for stage in (0..weights.len()).rev() {
+                let (before, gradient) = toy.backward(weights[stage], inputs[stage], back);
+                terms[stage].push((microbatch, gradient));
+                back = before;
+            }
+        }
+        let digests: Vec<u64> = terms.iter().map(|terms| toy.digest(&self.reduce(terms))).collect();
+        let constants = toy.constants(step, digests.iter().copied());
+        let next = weights.iter().zip(&digests).map(|(&w, &d)| toy.apply(w, d, constants)).collect();
+        self.versions.push(next);
+    }
+
+    fn reduce(&self, terms: &[(Microbatch, Gradient)]) -> Vec<u64> {
+        let toy = &self.toy;
+        let mut reduced = Vec::with_capacity(toy.elements as usize);
+        for element in 0..toy.elements {
+            let mut known = BTreeMap::new();
+            for lot in toy.lots.all() {
+                let range = toy.lots.microbatches_of(lot);
+                let sum = toy.lot_sum(&terms[range.start as usize..range.end as usize], element);
+                known.insert(TreeNode { level: 0, index: lot.0 }, sum);
+            }
+            reduced.push(toy.tree_sum(toy.root(), &known).unwrap_or_default());
+        }
+        reduced
+    }
+}

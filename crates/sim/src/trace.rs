@@ -1,0 +1,198 @@
+//! Preemption traces: how many instances were alive when. Read at run time from wherever they are; bounded, and
+//! refused as a whole if a line makes no sense.
+
+use serde::Deserialize;
+use starling_swarm::ids::{PeerId, SiteId};
+
+use crate::fault::Fault;
+use crate::rng::Rng;
+use crate::scenario::{Peer, Scenario};
+
+/// Most points of a trace.
+const MOST_POINTS: usize = 1 << 20;
+/// Most instances alive at once.
+const MOST_ALIVE: u32 = 1 << 16;
+
+/// How many instances were alive from each moment on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trace {
+    /// (microseconds since the start, instances), times growing.
+    points: Vec<(u64, u32)>,
+}
+
+/// Why a trace cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum BadTrace {
+    #[error("line {line} of the trace is not 'time,count': {text:?}")]
+    Line { line: usize, text: String },
+    #[error("point {point} of the trace goes back in time")]
+    Backwards { point: usize },
+    #[error("point {point} of the trace has {alive} instances; at most {MOST_ALIVE} are simulated")]
+    TooMany { point: usize, alive: u64 },
+    #[error("the trace has more than {MOST_POINTS} points, or none")]
+    Length,
+    #[error("the trace is not the JSON that was expected: {0}")]
+    Json(String),
+}
+
+#[derive(Deserialize)]
+struct Gaps {
+    metadata: Metadata,
+    data: Vec<u64>,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    gap_seconds: f64,
+}
+
+impl Trace {
+    /// Reads `time,count` lines; `unit_s` is what one unit of time is in seconds.
+    pub fn from_csv(text: &str, unit_s: f64) -> Result<Trace, BadTrace> {
+        let mut points = Vec::new();
+        for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            let bad = || BadTrace::Line { line: index + 1, text: line.chars().take(60).collect() };
+            let (time, count) = line.split_once(',').ok_or_else(bad)?;
+            let time: f64 = time.trim().parse().map_err(|_| bad())?;
+            let count: u64 = count.trim().parse().map_err(|_| bad())?;
+            if !(0.0..1e9).contains(&(time * unit_s)) {
+                return Err(bad());
+            }
+            points.push(((time * unit_s * 1e6) as u64, count));
+        }
+        Trace::from_points(points)
+    }
+
+    /// Reads a JSON object with `metadata.gap_seconds` and one count a gap in `data`.
+    pub fn from_json(text: &str) -> Result<Trace, BadTrace> {
+        let gaps: Gaps = serde_json::from_str(text).map_err(|error| BadTrace::Json(error.to_string()))?;
+        let gap_us = gaps.metadata.gap_seconds * 1e6;
+        if !(1.0..1e12).contains(&gap_us) {
+            return Err(BadTrace::Json("gap_seconds is out of range".into()));
+        }
+        Trace::from_points(
+            gaps.data.into_iter().zip(0u64..).map(|(alive, n)| (n * gap_us as u64, alive)).collect(),
+        )
+    }
+
+    fn from_points(points: Vec<(u64, u64)>) -> Result<Trace, BadTrace> {
+        if points.is_empty() || points.len() > MOST_POINTS {
+            return Err(BadTrace::Length);
+        }
+        let mut checked: Vec<(u64, u32)> = Vec::with_capacity(points.len());
+        for (point, (at, alive)) in points.into_iter().enumerate() {
+            if alive > MOST_ALIVE.into() {
+                return Err(BadTrace::TooMany { point, alive });
+            }
+            match checked.last_mut() {
+                Some(last) if at < last.0 => return Err(BadTrace::Backwards { point }),
+                Some(last) if at == last.0 => last.1 = alive as u32,
+                _ => checked.push((at, alive as u32)),
+            }
+        }
+        Ok(Trace { points: checked })
+    }
+
+    /// How long it is.
+    pub fn length_us(&self) -> u64 {
+        self.points.last().map_or(0, |point| point.0)
+    }
+
+    /// Instances alive at a moment; the trace starts again when it is over.
+    pub fn alive(&self, at_us: u64) -> u32 {
+        let at = at_us % self.length_us().max(1);
+        let index = self.points.partition_point(|point| point.0 <= at);
+        index.checked_sub(1).map_or(0, |index| self.points[index].1)
+    }
+
+    /// Puts `copies` of the trace, each shifted by its own random start (so that deaths are not correlated), into
+    /// a scenario of this length: peers that join, and peers that are killed without notice.
+    pub fn populate(&self, scenario: &mut Scenario, copies: u32, until_us: u64, speed: f64, rng: &mut Rng) {
+        scenario.peers.clear();
+        for _ in 0..copies {
+            let shift = rng.below(self.length_us().max(1));
+            let mut alive: Vec<PeerId> = Vec::new();
+            for at in self.changes(shift, until_us) {
+                let wanted = self.alive(at + shift) as usize;
+                while alive.len() > wanted {
+                    let peer = alive.swap_remove(rng.below(alive.len() as u64) as usize);
+                    scenario.faults.push((at, Fault::Preempt { peer, notice_us: 0 }));
+                }
+                while alive.len() < wanted {
+                    alive.push(PeerId(scenario.peers.len() as u32));
+                    scenario.peers.push(Peer { site: SiteId(0), speed, jitter: 0.05, joins_us: at });
+                }
+            }
+        }
+        scenario.faults.sort_by_key(|(at, _)| *at);
+    }
+
+    /// The moments at which the shifted trace changes.
+    fn changes(&self, shift: u64, until_us: u64) -> Vec<u64> {
+        let length = self.length_us().max(1);
+        let mut changes = vec![0];
+        for round in 0..=(until_us + shift) / length {
+            changes
+                .extend(self.points.iter().filter_map(|point| (round * length + point.0).checked_sub(shift)));
+        }
+        changes.retain(|&at| at < until_us);
+        changes.sort_unstable();
+        changes.dedup();
+        changes
+    }
+}
+
+/// Microbatches that nobody could surpass: at every moment the peers that are alive, spread over the stages as
+/// evenly as whole peers can be, all at work, with joins and commits that cost nothing.
+pub fn bound(scenario: &Scenario, until_us: u64, speed: f64) -> f64 {
+    let mut changes: Vec<(u64, i64)> = scenario.peers.iter().map(|peer| (peer.joins_us, 1)).collect();
+    for (at, fault) in &scenario.faults {
+        if matches!(fault, Fault::Preempt { .. }) {
+            changes.push((*at, -1));
+        }
+    }
+    changes.sort_unstable();
+    let (mut alive, mut since, mut total) = (0i64, 0, 0.0);
+    for (at, change) in changes.into_iter().chain([(until_us, 0)]) {
+        let stages = i64::from(scenario.spec.stages);
+        total += (alive / stages) as f64 * speed * (at - since) as f64 / 1e6;
+        alive += change;
+        since = at;
+    }
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_two_kinds_of_traces_are_read() {
+        let csv = Trace::from_csv("0,0\n0.5,0\n0.5,3\n1.0,1\n", 3600.0).unwrap();
+        let json = Trace::from_json(r#"{"metadata": {"gap_seconds": 1800}, "data": [0, 3, 1]}"#).unwrap();
+        assert_eq!(csv, json);
+        assert_eq!([0, 1_800_000_000, 3_599_999_999].map(|at| csv.alive(at)), [0, 3, 3]);
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_its_line() {
+        assert!(matches!(Trace::from_csv("0,1\nx,2", 1.0), Err(BadTrace::Line { line: 2, .. })));
+        assert!(matches!(Trace::from_csv("0,1\nnan,2", 1.0), Err(BadTrace::Line { .. })));
+        assert!(matches!(Trace::from_csv("5,1\n4,2", 1.0), Err(BadTrace::Backwards { point: 1 })));
+        assert!(matches!(Trace::from_csv("0,99999999", 1.0), Err(BadTrace::TooMany { .. })));
+        assert_eq!(Trace::from_csv("", 1.0), Err(BadTrace::Length));
+        assert!(Trace::from_json(r#"{"metadata": {"gap_seconds": -1}, "data": [1]}"#).is_err());
+    }
+
+    #[test]
+    fn copies_start_at_different_moments_and_keep_the_numbers() {
+        let trace = Trace::from_csv("0,2\n10,5\n20,1\n30,1", 1.0).unwrap();
+        let mut scenario = Scenario::small(1, 1, 1);
+        trace.populate(&mut scenario, 1, 60_000_000, 1.0, &mut Rng::new(3));
+        let joined = scenario.peers.len();
+        let died = scenario.faults.len();
+        let alive_at_end = trace.alive(59_999_999 + Rng::new(3).below(30_000_000)) as usize;
+        assert_eq!(joined - died, alive_at_end);
+    }
+}

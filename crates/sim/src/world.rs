@@ -1,0 +1,428 @@
+//! The simulated world: the swarm's machines on virtual time, their hosts, the links between them, and faults.
+//!
+//! It uses `swarm` exactly as `node` does: inputs in, commands out, carry them out. Everything is a function of
+//! the scenario; there is no other source of time, order or randomness.
+
+mod actors;
+mod faults;
+mod workers;
+
+use std::collections::BTreeMap;
+
+use starling_swarm::coordinator::{self, Coordinator};
+use starling_swarm::driver::{self, Driver};
+use starling_swarm::ids::*;
+use starling_swarm::journal::{JournalState, Record};
+use starling_swarm::message::Envelope;
+use starling_swarm::time::Time;
+use starling_swarm::worker::{self, Worker};
+
+use crate::heap::Heap;
+use crate::history::History;
+use crate::host::{Host, Piece};
+use crate::invariants::{self, Fact, Invariant};
+use crate::network::Network;
+use crate::rng::{Rng, mix2};
+use crate::scenario::Scenario;
+use crate::toy::Toy;
+use actors::Actor;
+
+/// Bytes that a message has besides its tensors.
+const HEADER: u64 = 256;
+/// For how many steps pieces of sums are kept: a process that was stopped may ask for old ones.
+const KEPT_STEPS: u64 = 20;
+/// Most lines of what machines told the operator that are kept.
+const MOST_TOLD: usize = 2000;
+
+/// The simulated world; see the module's head.
+pub struct World {
+    scenario: Scenario,
+    toy: Toy,
+    now: u64,
+    heap: Heap<Event>,
+    rng: Rng,
+    network: Network,
+    coordinator: Actor<Coordinator>,
+    drivers: BTreeMap<DriverId, Actor<Driver>>,
+    workers: BTreeMap<PeerId, Actor<(Worker, Host)>>,
+    slowness: BTreeMap<PeerId, u32>,
+    journal: Vec<Record>,
+    unsynced: BTreeMap<u64, Record>,
+    sync_us: u64,
+    disk_free: u64,
+    checkpoints: BTreeMap<(StageId, Step), u64>,
+    pieces: BTreeMap<u64, (Step, Piece)>,
+    next_piece: u64,
+    sabotages: u32,
+    invariants: Vec<Box<dyn Invariant>>,
+    violation: Option<Violation>,
+    history: History,
+    told: Vec<(u64, String)>,
+    events: u64,
+    first_commit_us: u64,
+}
+
+#[derive(Debug)]
+enum Event {
+    Deliver(Box<Envelope>),
+    Wake(Address, u64),
+    Worker(PeerId, u64, worker::Input),
+    Coordinator(u64, coordinator::Input),
+    Synced(u64, u64),
+    Strike(usize),
+    Heal(usize),
+    Start(Address),
+}
+
+/// Something that must not be.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("after {at_us} µs: {invariant} — {what}")]
+pub struct Violation {
+    /// When.
+    pub at_us: u64,
+    /// Which invariant.
+    pub invariant: String,
+    /// What was seen.
+    pub what: String,
+}
+
+/// What came of a run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// When the first step was closed.
+    pub first_commit_us: u64,
+    /// When the last step was closed.
+    pub done_us: u64,
+    /// Events that were handled.
+    pub events: u64,
+    /// The hash of all of them.
+    pub history: u64,
+    /// Bytes between sites.
+    pub wan_bytes: u64,
+    /// All bytes.
+    pub bytes: u64,
+    /// The step that is open.
+    pub step: u64,
+    /// Rollbacks in the journal.
+    pub rollbacks: u64,
+    /// The last coordinator's term.
+    pub terms: u64,
+}
+
+impl World {
+    /// The world at its start.
+    pub fn new(scenario: &Scenario) -> World {
+        let toy = scenario.toy();
+        let mut world = World {
+            toy,
+            now: 0,
+            heap: Heap::default(),
+            rng: Rng::new(scenario.seed),
+            network: Network::new(scenario.inside, scenario.between),
+            coordinator: Actor::absent(),
+            drivers: BTreeMap::new(),
+            workers: BTreeMap::new(),
+            slowness: BTreeMap::new(),
+            journal: Vec::new(),
+            unsynced: BTreeMap::new(),
+            sync_us: scenario.sync_us,
+            disk_free: 0,
+            checkpoints: BTreeMap::new(),
+            pieces: BTreeMap::new(),
+            next_piece: 0,
+            sabotages: 0,
+            invariants: invariants::all(toy, scenario.spec.tuning),
+            violation: None,
+            history: History::default(),
+            told: Vec::new(),
+            events: 0,
+            first_commit_us: 0,
+            scenario: scenario.clone(),
+        };
+        world.network.place(Address::Coordinator, SiteId(0));
+        world.heap.push(0, Event::Start(Address::Coordinator));
+        for (index, &site) in scenario.drivers.iter().enumerate() {
+            let driver = Address::Driver(DriverId(index as u32));
+            world.network.place(driver, site);
+            world.heap.push(0, Event::Start(driver));
+        }
+        for (index, peer) in scenario.peers.iter().enumerate() {
+            let address = Address::Worker(PeerId(index as u32));
+            world.network.place(address, peer.site);
+            world.heap.push(peer.joins_us, Event::Start(address));
+        }
+        for (index, (at, _)) in scenario.faults.iter().enumerate() {
+            world.heap.push(*at, Event::Strike(index));
+        }
+        world
+    }
+
+    /// Runs until all steps are done, an invariant is broken, or the patience after the last fault is over.
+    pub fn run(mut self) -> Result<Outcome, Violation> {
+        self.run_to_end()
+    }
+
+    /// The same, with what machines told the operator, which a failed run has too.
+    pub fn run_with_log(mut self) -> (Result<Outcome, Violation>, Vec<(u64, String)>) {
+        let result = self.run_to_end();
+        (result, self.told)
+    }
+
+    fn run_to_end(&mut self) -> Result<Outcome, Violation> {
+        let limit = self.scenario.healed_us() + self.scenario.patience_us;
+        let mut done_us = None;
+        while let Some((at, event)) = self.heap.pop() {
+            self.now = at;
+            self.events += 1;
+            self.handle(event);
+            if let Some(violation) = self.violation.take() {
+                return Err(violation);
+            }
+            if done_us.is_none() && self.is_done() {
+                done_us = Some(at);
+            }
+            // A little longer, so that every replica applies the last commit.
+            if done_us.is_some_and(|done| at > done + 2_000_000) {
+                break;
+            }
+            if self.scenario.until_us.is_some_and(|until| at > until) {
+                done_us = Some(at);
+                break;
+            }
+            if done_us.is_none() && at > limit && self.scenario.until_us.is_none() {
+                return Err(self.no_progress());
+            }
+        }
+        self.outcome(done_us)
+    }
+
+    fn is_done(&self) -> bool {
+        self.coordinator.machine.as_ref().is_some_and(|coordinator| coordinator.is_done())
+    }
+
+    fn outcome(&self, done_us: Option<u64>) -> Result<Outcome, Violation> {
+        let Some(done_us) = done_us else { return Err(self.no_progress()) };
+        let count = |of: fn(&Record) -> bool| self.journal.iter().filter(|record| of(record)).count() as u64;
+        Ok(Outcome {
+            first_commit_us: self.first_commit_us,
+            done_us,
+            events: self.events,
+            history: self.history.value(),
+            wan_bytes: self.network.wan_bytes,
+            bytes: self.network.bytes,
+            step: JournalState::replay(&self.journal).step.0,
+            // The first filling of the stages is a rollback to version 0.
+            rollbacks: count(|record| matches!(record, Record::Rollback(..))).saturating_sub(1),
+            terms: count(|record| matches!(record, Record::Term(_))),
+        })
+    }
+
+    fn no_progress(&self) -> Violation {
+        let why = self.coordinator.machine.as_ref().map(|coordinator| coordinator.why_waiting());
+        let step = JournalState::replay(&self.journal).step;
+        Violation {
+            at_us: self.now,
+            invariant: "progress after all faults are healed".into(),
+            what: format!("at {step}, waiting for {}", why.unwrap_or("a coordinator".into())),
+        }
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Deliver(envelope) => self.deliver(*envelope),
+            Event::Wake(address, life) => self.wake(address, life),
+            Event::Worker(peer, life, input) => self.worker_input(peer, life, input),
+            Event::Coordinator(life, input) => self.coordinator_input(life, input),
+            Event::Synced(life, number) => self.synced(life, number),
+            Event::Strike(index) => self.strike(index),
+            Event::Heal(index) => self.heal(index),
+            Event::Start(address) => self.start(address),
+        }
+    }
+
+    fn deliver(&mut self, envelope: Envelope) {
+        let to = envelope.to;
+        if self.network.is_cut(envelope.from, to) {
+            return;
+        }
+        self.history.message(self.now, &envelope);
+        match to {
+            Address::Coordinator => {
+                self.coordinator_input(self.coordinator.life, coordinator::Input::Message(envelope))
+            }
+            Address::Worker(peer) => {
+                let life = self.workers.get(&peer).map_or(0, |actor| actor.life);
+                self.worker_input(peer, life, worker::Input::Message(envelope));
+            }
+            Address::Driver(driver) => self.driver_input(driver, driver::Input::Message(envelope)),
+        }
+    }
+
+    fn wake(&mut self, address: Address, life: u64) {
+        self.history.event(self.now, address, 1);
+        match address {
+            Address::Coordinator if self.coordinator.wakes(life, self.now) => {
+                self.coordinator_input(life, coordinator::Input::Wake)
+            }
+            Address::Worker(peer) if self.workers.get_mut(&peer).is_some_and(|a| a.wakes(life, self.now)) => {
+                self.worker_input(peer, life, worker::Input::Wake)
+            }
+            Address::Driver(driver)
+                if self.drivers.get_mut(&driver).is_some_and(|a| a.wakes(life, self.now)) =>
+            {
+                self.driver_input(driver, driver::Input::Wake)
+            }
+            _ => {}
+        }
+    }
+
+    fn coordinator_input(&mut self, life: u64, input: coordinator::Input) {
+        if self.coordinator.life != life {
+            return;
+        }
+        if let Some(stopped) = &mut self.coordinator.stopped {
+            return stopped.push(Event::Coordinator(life, input));
+        }
+        let mut out = Vec::new();
+        let now = self.coordinator.time(self.now);
+        let Some(machine) = self.coordinator.machine.as_mut() else { return };
+        machine.handle(input, now, &mut out);
+        let wake = machine.next_wake();
+        self.coordinator_commands(out);
+        self.schedule_wake(Address::Coordinator, wake);
+    }
+
+    fn coordinator_commands(&mut self, commands: Vec<coordinator::Command>) {
+        let life = self.coordinator.life;
+        for command in commands {
+            match command {
+                coordinator::Command::Send(envelope) => self.send(envelope),
+                coordinator::Command::Append(number, record) => {
+                    self.disk_free = self.disk_free.max(self.now) + self.sync_us;
+                    self.unsynced.insert(number, record);
+                    self.heap.push(self.disk_free, Event::Synced(life, number));
+                }
+                coordinator::Command::Conclude(number, step, summaries) => {
+                    let digest = |s: Vec<u8>| s.as_slice().try_into().map_or(0, u64::from_le_bytes);
+                    let constants = self.toy.constants(step, summaries.into_iter().map(digest));
+                    let input = coordinator::Input::Concluded(number, constants.to_le_bytes().to_vec());
+                    self.heap.push(self.now + 100, Event::Coordinator(life, input));
+                }
+                coordinator::Command::Tell(what) => self.tell(what),
+            }
+        }
+    }
+
+    fn synced(&mut self, life: u64, number: u64) {
+        if self.coordinator.life != life {
+            return;
+        }
+        if let Some(record) = self.unsynced.remove(&number) {
+            self.journal_record(record);
+        }
+        self.coordinator_input(life, coordinator::Input::Journaled(number));
+    }
+
+    fn journal_record(&mut self, record: Record) {
+        if matches!(record, Record::Commit(_)) && self.sabotaged(crate::scenario::Sabotage::LostCommit, 2) {
+            return;
+        }
+        if let Record::Commit(commit) = &record {
+            if self.first_commit_us == 0 {
+                self.first_commit_us = self.now;
+            }
+            self.pieces.retain(|_, (step, _)| step.0 + KEPT_STEPS > commit.step.0);
+        }
+        self.observe(Fact::Journaled(&record));
+        self.journal.push(record);
+    }
+
+    fn driver_input(&mut self, driver: DriverId, input: driver::Input) {
+        let Some(actor) = self.drivers.get_mut(&driver) else { return };
+        let now = actor.time(self.now);
+        let Some(machine) = actor.machine.as_mut() else { return };
+        let mut out = Vec::new();
+        machine.handle(input, now, &mut out);
+        let (wake, queues) = (machine.next_wake(), machine.queue_lengths());
+        for driver::Command::Send(envelope) in out {
+            self.send(envelope);
+        }
+        self.schedule_wake(Address::Driver(driver), wake);
+        self.observe(Fact::DriverQueues(driver, queues));
+    }
+
+    fn send(&mut self, envelope: Envelope) {
+        let bytes = HEADER + envelope.payload_bytes();
+        let (from, to) = (envelope.from, envelope.to);
+        if let Some(at) = self.network.send(from, to, bytes, self.now, &mut self.rng) {
+            self.heap.push(at, Event::Deliver(Box::new(envelope)));
+        }
+    }
+
+    fn schedule_wake(&mut self, address: Address, at: Time) {
+        let now = self.now;
+        let Some((life, at)) = (match address {
+            Address::Coordinator => self.coordinator.plan_wake(at, now),
+            Address::Worker(peer) => self.workers.get_mut(&peer).and_then(|actor| actor.plan_wake(at, now)),
+            Address::Driver(driver) => {
+                self.drivers.get_mut(&driver).and_then(|actor| actor.plan_wake(at, now))
+            }
+        }) else {
+            return;
+        };
+        self.heap.push(at, Event::Wake(address, life));
+    }
+
+    fn observe(&mut self, fact: Fact<'_>) {
+        for invariant in &mut self.invariants {
+            if let Err(what) = invariant.observe(fact) {
+                let violation = Violation { at_us: self.now, invariant: invariant.name().into(), what };
+                self.violation.get_or_insert(violation);
+            }
+        }
+    }
+
+    fn tell(&mut self, what: String) {
+        if self.told.len() < MOST_TOLD {
+            self.told.push((self.now, what));
+        }
+    }
+
+    fn start(&mut self, address: Address) {
+        let spec = self.scenario.spec.clone();
+        match address {
+            Address::Coordinator if self.coordinator.machine.is_none() => {
+                self.coordinator.start(self.now);
+                let book = JournalState::replay(&self.journal);
+                let (records, now) = (self.journal.len() as u64, self.coordinator.time(self.now));
+                let mut out = Vec::new();
+                let machine = Coordinator::new(spec, book, records, now, &mut out);
+                let wake = machine.next_wake();
+                self.coordinator.machine = Some(machine);
+                self.coordinator_commands(out);
+                self.schedule_wake(address, wake);
+            }
+            Address::Driver(driver) => {
+                let actor = self.drivers.entry(driver).or_insert_with(Actor::absent);
+                if actor.machine.is_none() {
+                    actor.start(self.now);
+                    let incarnation = mix2(actor.life, driver.0.into()) >> 1;
+                    let site = self.scenario.drivers[driver.0 as usize];
+                    actor.machine = Some(Driver::new(driver, incarnation, site, spec, actor.time(self.now)));
+                    self.driver_input(driver, driver::Input::Wake);
+                }
+            }
+            Address::Worker(peer) => self.start_worker(peer),
+            Address::Coordinator => {}
+        }
+    }
+
+    /// Whether the negative control strikes: at its `nth` chance, once.
+    fn sabotaged(&mut self, kind: crate::scenario::Sabotage, nth: u32) -> bool {
+        if self.scenario.sabotage != Some(kind) {
+            return false;
+        }
+        self.sabotages += 1;
+        self.sabotages == nth
+    }
+}

@@ -1,0 +1,209 @@
+//! Workers and their hosts: commands carried out, and how long they take.
+
+use starling_swarm::ids::*;
+use starling_swarm::message::{Body, Capability, Envelope, PROTOCOL};
+use starling_swarm::worker::book::JobId;
+use starling_swarm::worker::io::LoadFrom;
+use starling_swarm::worker::{Command, Input, Worker};
+
+use crate::host::{Host, Piece};
+use crate::invariants::Fact;
+use crate::rng::mix2;
+use crate::scenario::Sabotage;
+use crate::toy::Reference;
+use crate::world::actors::Actor;
+use crate::world::{Event, World};
+
+/// What disks and checkpoint stores carry.
+const STORE_BYTES_PER_S: f64 = 200e6;
+
+impl World {
+    pub(super) fn start_worker(&mut self, peer: PeerId) {
+        let spec = self.scenario.spec.clone();
+        let about = self.scenario.peers[peer.0 as usize];
+        let host = Host::new(self.toy);
+        let actor = self.workers.entry(peer).or_insert_with(Actor::absent);
+        if actor.machine.is_some() {
+            return;
+        }
+        actor.start(self.now);
+        let capability = Capability {
+            site: about.site,
+            speed: about.speed,
+            memory_bytes: 1 << 40,
+            link_bytes_per_s: self.scenario.inside.bytes_per_s,
+            class: "toy".into(),
+        };
+        let incarnation = mix2(actor.life, peer.0.into()) >> 1;
+        let machine = Worker::new(peer, incarnation, capability, spec, actor.time(self.now));
+        let life = actor.life;
+        actor.machine = Some((machine, host));
+        self.worker_input(peer, life, Input::Wake);
+    }
+
+    pub(super) fn worker_input(&mut self, peer: PeerId, life: u64, input: Input) {
+        let Some(actor) = self.workers.get_mut(&peer).filter(|actor| actor.life == life) else { return };
+        if let Some(stopped) = &mut actor.stopped {
+            return stopped.push(Event::Worker(peer, life, input));
+        }
+        if !matches!(input, Input::Message(_)) {
+            self.history.event(self.now, Address::Worker(peer), 2);
+        }
+        let now = actor.time(self.now);
+        let Some((machine, _)) = actor.machine.as_mut() else { return };
+        let mut out = Vec::new();
+        machine.handle(input, now, &mut out);
+        let (wake, queues) = (machine.next_wake(), machine.queue_lengths());
+        for command in out {
+            self.worker_command(peer, life, command);
+        }
+        self.schedule_wake(Address::Worker(peer), wake);
+        self.observe(Fact::WorkerQueues(peer, queues));
+    }
+
+    fn worker_command(&mut self, peer: PeerId, life: u64, command: Command) {
+        match command {
+            Command::Send(envelope) => self.send(envelope),
+            Command::Forward { job, step, microbatch, input } => {
+                let stale = step.0 > 0 && self.sabotaged(Sabotage::StaleFold, 3);
+                let output = self.host(peer).forward(job, step, microbatch, input.handle, stale);
+                let payload = Payload { handle: output, bytes: self.scenario.sizes.activation };
+                self.compute(peer, life, 1.0 / 3.0, Input::ForwardDone(job, payload));
+            }
+            Command::Backward(job, gradient) => {
+                let before = self.host(peer).backward(job, gradient.map(|payload| payload.handle));
+                let payload = Payload { handle: before, bytes: self.scenario.sizes.activation };
+                self.compute(peer, life, 2.0 / 3.0, Input::BackwardDone(job, payload));
+            }
+            Command::Fold(job, lot) => self.fold(peer, job, lot),
+            Command::Discard(job) | Command::Forget(job) => self.host(peer).forget(job),
+            Command::DropLots(lots) => self.host(peer).drop_lots(&lots),
+            Command::BeginReduce => self.host(peer).begin_reduce(),
+            Command::Contribute(contribute) => {
+                let piece = self.host(peer).read(&contribute.nodes, contribute.start, contribute.end);
+                let payload = self.keep_piece(contribute.fence.step, piece);
+                self.send(contribute.message(payload));
+            }
+            Command::Sum { term, attempt, part, start, end, own, come } => {
+                let pieces: Option<Vec<_>> =
+                    come.into_iter().map(|(nodes, payload)| Some((nodes, self.piece(payload)?))).collect();
+                // A process that slept for very long asks for pieces that are gone: so is its attempt.
+                let Some(pieces) = pieces else { return };
+                let sum = self.host(peer).sum(&own, &pieces, start, end);
+                let (stage, step) = self.stage_and_step(peer);
+                self.observe(Fact::Summed { stage, step, microbatches: &sum.microbatches });
+                let payload = self.keep_piece(step, sum);
+                self.after(peer, life, 1_000, Input::Summed(term, attempt, part, payload));
+            }
+            Command::WriteReduced { start, payload } => {
+                if let Some(piece) = self.piece(payload) {
+                    self.host(peer).write_reduced(start, &piece);
+                }
+            }
+            Command::Prepare(term, attempt) => self.prepare(peer, life, term, attempt),
+            Command::Apply(commit) => {
+                let (epoch, version) = (commit.epoch, commit.step.next());
+                self.host(peer).apply(&commit);
+                self.state_fact(peer, life, epoch, version, true);
+                self.after(peer, life, 2_000, Input::Applied(epoch, version));
+            }
+            Command::Load { stage, epoch, version, from } => {
+                self.load(peer, life, stage, epoch, version, from)
+            }
+            Command::SendState { to, fence, stage, have } => {
+                // What came after one version is a gradient a step; otherwise everything goes.
+                let sizes = self.scenario.sizes;
+                let missed = have.map(|have| fence.step.0.saturating_sub(have.0));
+                let bytes = missed.map_or(sizes.state, |missed| (missed * sizes.gradient).min(sizes.state));
+                let payload = Payload { handle: self.host(peer).weights, bytes };
+                let body = Body::State { stage, payload, onto: have };
+                let (from, to) = (Address::Worker(peer), Address::Worker(to));
+                self.send(Envelope { protocol: PROTOCOL, from, to, fence, body });
+            }
+            Command::Save(stage, epoch, version) => {
+                let weights = self.host(peer).weights;
+                self.checkpoints.insert((stage, version), weights);
+                let us = (self.scenario.sizes.state as f64 / STORE_BYTES_PER_S * 1e6) as u64;
+                self.after(peer, life, us, Input::Saved(epoch, version));
+            }
+        }
+    }
+
+    fn fold(&mut self, peer: PeerId, job: JobId, lot: Lot) {
+        if self.sabotaged(Sabotage::Drop, 5) {
+            return self.host(peer).forget(job);
+        }
+        self.host(peer).fold(job, lot);
+        if self.sabotaged(Sabotage::Double, 5) {
+            self.host(peer).fold_again(lot);
+        }
+    }
+
+    fn prepare(&mut self, peer: PeerId, life: u64, term: Term, attempt: Attempt) {
+        let Some(hash) = self.host(peer).prepare() else { return };
+        let mut digest = [0; 32];
+        digest[..8].copy_from_slice(&hash.to_le_bytes());
+        let summary = hash.to_le_bytes().to_vec();
+        if self.sabotaged(Sabotage::ApplyBeforeCommit, 2) {
+            let (stage, step) = self.stage_and_step(peer);
+            self.host(peer).weights = Reference::new(self.toy).weights(stage, step.next());
+            self.state_fact(peer, life, Epoch(1), step.next(), true);
+        }
+        self.after(peer, life, 1_000, Input::Prepared(term, attempt, digest, summary));
+    }
+
+    fn load(&mut self, peer: PeerId, life: u64, stage: StageId, epoch: Epoch, version: Step, from: LoadFrom) {
+        let (weights, us) = match from {
+            LoadFrom::Seed => (self.toy.initial(stage), 1_000),
+            LoadFrom::Checkpoint => {
+                let saved = self.checkpoints.get(&(stage, version)).copied().unwrap_or_default();
+                (saved, (self.scenario.sizes.state as f64 / STORE_BYTES_PER_S * 1e6) as u64)
+            }
+            LoadFrom::Donor(payload, _) => (payload.handle, 1_000),
+        };
+        self.host(peer).load(stage, weights);
+        self.state_fact(peer, life, epoch, version, false);
+        self.after(peer, life, us, Input::Loaded(epoch, version));
+    }
+
+    fn state_fact(&mut self, peer: PeerId, life: u64, epoch: Epoch, version: Step, applied: bool) {
+        let Host { stage, weights, .. } = *self.host(peer);
+        self.observe(Fact::State { peer, life, stage, epoch, version, weights, applied });
+    }
+
+    fn compute(&mut self, peer: PeerId, life: u64, share: f64, input: Input) {
+        let about = self.scenario.peers[peer.0 as usize];
+        let noise = 1.0 + about.jitter * (2.0 * self.rng.unit() - 1.0);
+        let slow = f64::from(self.slowness.get(&peer).copied().unwrap_or(1));
+        self.after(peer, life, (share / about.speed * noise * slow * 1e6) as u64, input);
+    }
+
+    fn after(&mut self, peer: PeerId, life: u64, us: u64, input: Input) {
+        self.heap.push(self.now + us.max(1), Event::Worker(peer, life, input));
+    }
+
+    fn host(&mut self, peer: PeerId) -> &mut Host {
+        let machine = self.workers.get_mut(&peer).and_then(|actor| actor.machine.as_mut());
+        &mut machine.expect("commands come only from machines that live").1
+    }
+
+    fn stage_and_step(&self, peer: PeerId) -> (StageId, Step) {
+        let machine = self.workers.get(&peer).and_then(|actor| actor.machine.as_ref());
+        let worker = machine.map(|(worker, _)| worker);
+        let stage = worker.and_then(|worker| worker.stage()).unwrap_or_default();
+        (stage, worker.and_then(|worker| worker.version()).unwrap_or_default().1)
+    }
+
+    fn keep_piece(&mut self, step: Step, piece: Piece) -> Payload {
+        let elements = self.scenario.spec.elements.max(1);
+        let bytes = piece.values.len() as u64 * self.scenario.sizes.gradient / elements;
+        let handle = self.next_piece;
+        self.next_piece += 1;
+        self.pieces.insert(handle, (step, piece));
+        Payload { handle, bytes }
+    }
+
+    fn piece(&self, payload: Payload) -> Option<Piece> {
+        self.pieces.get(&payload.handle).map(|(_, piece)| piece.clone())
+    }
+}

@@ -1,0 +1,195 @@
+//! What the swarm survives, told one by one. Every run is checked against all invariants while it runs: each
+//! microbatch exactly once, every replica equal to the one-process result, nothing applied before its commit.
+
+use starling_sim::fault::Fault;
+use starling_sim::network::Link;
+use starling_sim::scenario::Scenario;
+use starling_sim::world::{Outcome, World};
+use starling_swarm::ids::*;
+
+const SECOND: u64 = 1_000_000;
+
+fn run(scenario: &Scenario) -> (Outcome, Vec<String>) {
+    let (result, told) = World::new(scenario).run_with_log();
+    let told: Vec<String> = told.into_iter().map(|(at, what)| format!("{at} {what}")).collect();
+    (result.unwrap_or_else(|violation| panic!("{violation}\n{}", told.join("\n"))), told)
+}
+
+fn with(fault: Fault, at_us: u64) -> Scenario {
+    let mut scenario = Scenario::small(7, 3, 2);
+    scenario.faults.push((at_us, fault));
+    scenario
+}
+
+fn says(told: &[String], words: &str) -> bool {
+    told.iter().any(|line| line.contains(words))
+}
+
+#[test]
+fn a_handful_of_peers_trains_to_the_end_when_nothing_fails() {
+    let (outcome, told) = run(&Scenario::small(1, 3, 2));
+    assert_eq!((outcome.rollbacks, outcome.terms), (0, 1));
+    assert!(!says(&told, "removed"), "{told:?}");
+}
+
+#[test]
+fn a_killed_worker_is_replaced_and_comes_back() {
+    let (outcome, told) = run(&with(Fault::Kill { peer: PeerId(1), back_after_us: SECOND }, 800_000));
+    assert_eq!(outcome.rollbacks, 0, "the other replica of the stage was there");
+    assert!(says(&told, "peer 1 is removed") && says(&told, "peer 1 joins"), "{told:?}");
+}
+
+#[test]
+fn a_killed_worker_costs_nothing_but_time_at_any_moment_of_the_step() {
+    for at in (200..1_400).step_by(20) {
+        let fault = Fault::Kill { peer: PeerId(4), back_after_us: 3 * SECOND };
+        let (outcome, told) = run(&with(fault, at * 1_000));
+        assert_eq!(outcome.rollbacks, 0, "killed at {at} ms: {told:#?}");
+    }
+}
+
+#[test]
+fn a_stage_that_loses_all_holders_rolls_everybody_back_to_the_checkpoint() {
+    let mut scenario = Scenario::small(3, 2, 2);
+    scenario.spec.steps = Step(12);
+    let fault = Fault::KillStage { stage: StageId(1), back_after_us: SECOND };
+    scenario.faults.push((2 * SECOND, fault));
+    let (outcome, told) = run(&scenario);
+    assert_eq!(outcome.rollbacks, 1);
+    let from_a_checkpoint =
+        |line: &&String| line.contains("all go to the checkpoint") && !line.contains("version 0");
+    assert_eq!(told.iter().filter(from_a_checkpoint).count(), 1, "{told:?}");
+}
+
+#[test]
+fn a_coordinator_that_dies_at_any_moment_goes_on_from_its_journal() {
+    for at in (200..1_400).step_by(20) {
+        for torn_record_survives in [false, true] {
+            let fault = Fault::KillCoordinator { back_after_us: 300_000, torn_record_survives };
+            let (outcome, _) = run(&with(fault, at * 1_000));
+            assert_eq!((outcome.terms, outcome.rollbacks), (2, 0), "killed at {at} ms");
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_sleeps_longer_than_every_deadline_wakes_as_a_stranger() {
+    let (outcome, told) = run(&with(Fault::Stop { peer: PeerId(2), for_us: 8 * SECOND }, 700_000));
+    assert_eq!(outcome.rollbacks, 0);
+    assert!(says(&told, "peer 2 is removed"), "{told:?}");
+}
+
+#[test]
+fn a_coordinator_that_sleeps_does_not_blame_the_others() {
+    let (_, told) = run(&with(Fault::StopCoordinator { for_us: 8 * SECOND }, 700_000));
+    assert!(!says(&told, "removed"), "{told:?}");
+}
+
+#[test]
+fn a_coordinator_whose_clock_jumps_does_not_blame_the_others() {
+    let (_, told) = run(&with(Fault::CoordinatorClockJump { by_us: 3600 * SECOND }, 700_000));
+    assert!(!says(&told, "removed"), "{told:?}");
+}
+
+#[test]
+fn two_sites_that_lose_each_other_train_on_when_they_meet_again() {
+    let mut scenario = Scenario::small(5, 2, 2);
+    scenario.between = Link::INTERCONTINENTAL;
+    for (index, peer) in scenario.peers.iter_mut().enumerate() {
+        peer.site = SiteId(index as u16 % 2);
+    }
+    let (a, b) = (SiteId(0), SiteId(1));
+    scenario.faults.push((2 * SECOND, Fault::Partition { a, b, one_way: false, for_us: 5 * SECOND }));
+    scenario.faults.push((12 * SECOND, Fault::Partition { a: b, b: a, one_way: true, for_us: 2 * SECOND }));
+    run(&scenario);
+}
+
+#[test]
+fn two_replicas_that_cannot_talk_sum_through_a_third() {
+    // All six hold the only stage; the edge between two of them is cut while they sum.
+    let mut scenario = Scenario::small(6, 1, 6);
+    scenario.faults.push((300_000, Fault::CutEdge { a: PeerId(0), b: PeerId(5), for_us: 30 * SECOND }));
+    scenario.spec.steps = Step(3);
+    let (outcome, told) = run(&scenario);
+    assert!(outcome.done_us < 20 * SECOND, "done while the edge is still cut");
+    assert!(says(&told, "tried again another way") && !says(&told, "sits out"), "{told:?}");
+}
+
+#[test]
+fn of_two_replicas_that_cannot_talk_one_sits_out_until_they_can() {
+    let mut scenario = Scenario::small(6, 1, 2);
+    scenario.faults.push((300_000, Fault::CutEdge { a: PeerId(0), b: PeerId(1), for_us: 10 * SECOND }));
+    let (_, told) = run(&scenario);
+    assert!(says(&told, "no third member"), "{told:?}");
+}
+
+#[test]
+fn a_straggler_does_not_hold_up_the_step() {
+    let mut scenario = Scenario::small(8, 2, 3);
+    scenario.spec.steps = Step(20);
+    let (calm, _) = run(&scenario);
+    let fault = Fault::Straggle { peer: PeerId(0), factor: 100, for_us: 3600 * SECOND };
+    scenario.faults.push((SECOND, fault));
+    let (slow, _) = run(&scenario);
+    // A hundred times slower, it would need five seconds a microbatch.
+    assert!(slow.done_us < 6 * calm.done_us, "{} against {}", slow.done_us, calm.done_us);
+}
+
+#[test]
+fn a_preempted_peer_hands_over_within_its_notice() {
+    let mut scenario = with(Fault::Preempt { peer: PeerId(3), notice_us: 3 * SECOND }, 700_000);
+    scenario.spec.steps = Step(20);
+    let (outcome, told) = run(&scenario);
+    assert_eq!(outcome.rollbacks, 0);
+    assert!(says(&told, "peer 3 is removed: it asked to leave"), "{told:?}");
+}
+
+#[test]
+fn a_newcomer_in_the_middle_joins_the_bottleneck_and_works() {
+    let mut scenario = Scenario::small(9, 2, 2);
+    scenario.spec.steps = Step(30);
+    scenario.peers[3].joins_us = 2 * SECOND;
+    scenario.spec.tuning.quorum = 3;
+    let (_, told) = run(&scenario);
+    assert!(says(&told, "peer 3 joins stage"), "{told:?}");
+    assert!(says(&told, "bottleneck"), "{told:?}");
+}
+
+#[test]
+fn a_peer_moves_from_the_stage_that_has_most_to_the_one_that_lost_most() {
+    let mut scenario = Scenario::small(12, 2, 4);
+    scenario.spec.steps = Step(30);
+    for peer in [0, 2, 4] {
+        scenario.faults.push((SECOND, Fault::Preempt { peer: PeerId(peer), notice_us: SECOND }));
+    }
+    let (outcome, told) = run(&scenario);
+    assert_eq!(outcome.rollbacks, 0);
+    assert!(says(&told, "moves to stage") && says(&told, "was the bottleneck"), "{told:#?}");
+}
+
+#[test]
+fn a_slow_disk_makes_the_journal_slow_and_nothing_else() {
+    let (outcome, told) = run(&with(Fault::SlowDisk { sync_us: 700_000, for_us: 4 * SECOND }, 500_000));
+    assert_eq!(outcome.rollbacks, 0);
+    assert!(!says(&told, "removed"), "{told:?}");
+}
+
+#[test]
+fn a_driver_that_dies_loses_no_lot() {
+    run(&with(Fault::KillDriver { driver: 0, back_after_us: 2 * SECOND }, 600_000));
+}
+
+#[test]
+fn only_reductions_cross_between_two_sites_that_could_each_hold_all_stages() {
+    let mut scenario = Scenario::small(10, 2, 2);
+    scenario.spec.tuning.far = starling_swarm::time::Span::s(3600);
+    scenario.spec.steps = Step(4);
+    scenario.drivers = vec![SiteId(0), SiteId(1)];
+    for (index, peer) in scenario.peers.iter_mut().enumerate() {
+        peer.site = SiteId(index as u16 / 2);
+    }
+    let (outcome, _) = run(&scenario);
+    // Each of two members sends half a gradient, and gets half of one back, in each of two stages; the rest is control.
+    let reductions = 4 * 2 * 2 * scenario.sizes.gradient;
+    assert!(outcome.wan_bytes < reductions + reductions / 4, "{} of {reductions}", outcome.wan_bytes);
+}

@@ -1,0 +1,353 @@
+//! The coordinator: membership, placement, leases, the ledger, and the commit of a step.
+//!
+//! It owns the truth of who is a member, who holds what, and which steps are closed. What must survive it goes
+//! through [`Command::Append`] and counts only after [`Input::Journaled`]; everything else is rebuilt from what
+//! members say. It is level-triggered: a member's beat says how it stands, and is answered with whatever it
+//! lacks, so that a lost message costs one beat and never a run.
+//!
+//! It touches no tensor and no clock, and never waits for one particular message: [`Coordinator::why_waiting`]
+//! always has an answer.
+
+mod ending;
+mod leasing;
+mod members;
+mod moving;
+mod placing;
+mod why;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::ids::*;
+use crate::journal::{Commit, JournalState, Record};
+use crate::ledger::Ledger;
+use crate::message::*;
+use crate::refusal::{Refusal, Refusals};
+use crate::spec::Spec;
+use crate::time::{Span, Time};
+use ending::Life;
+use leasing::Leased;
+use members::{DriverMember, Member};
+
+/// What goes into a coordinator.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Input {
+    /// A message came.
+    Message(Envelope),
+    /// The time of [`Coordinator::next_wake`] has come, and the inbox is empty.
+    Wake,
+    /// The record of this number is safe, and all before it.
+    Journaled(u64),
+    /// The constants of a commit that was asked for.
+    Concluded(u64, Vec<u8>),
+    /// The operator wants something.
+    Operator(Order),
+}
+
+/// What an operator may want.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Close the open step, then wait.
+    Pause,
+    /// Go on.
+    Resume,
+    /// Let this be the last step.
+    LastStep(Step),
+}
+
+/// What a coordinator wants done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command {
+    /// Send this.
+    Send(Envelope),
+    /// Write this down, synced, in order, under this number.
+    Append(u64, Record),
+    /// Make the constants of the commit of this step from the stages' summaries, and give them back under this
+    /// number.
+    Conclude(u64, Step, Vec<Vec<u8>>),
+    /// Tell the operator.
+    Tell(String),
+}
+
+/// A coordinator's state; see the module's head.
+#[derive(Clone, Debug)]
+pub struct Coordinator {
+    spec: Spec,
+    term: Term,
+    /// What the journal says; changes only when a record is safe.
+    book: JournalState,
+    appended: BTreeMap<u64, Record>,
+    next_record: u64,
+    members: BTreeMap<PeerId, Member>,
+    drivers: BTreeMap<DriverId, DriverMember>,
+    crashes: BTreeMap<PeerId, (u32, Time)>,
+    next_member: u64,
+    ledger: Ledger,
+    lives: Vec<Life>,
+    closing: Closing,
+    conclusions: u64,
+    leases: BTreeMap<Lot, Leased>,
+    to_lease: BTreeSet<Lot>,
+    next_lease: u64,
+    verdicts: u64,
+    view: u64,
+    saved: BTreeMap<Step, BTreeSet<StageId>>,
+    /// After a restart: until when the reports of the journal's members are awaited.
+    collecting: Option<Time>,
+    unheard: BTreeSet<PeerId>,
+    halted: Option<String>,
+    last_move: Time,
+    /// When all stages were last given their state anew.
+    filled_at: Time,
+    last_tick: Time,
+    now: Time,
+    refusals: Refusals,
+}
+
+/// How far the end of the step is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Closing {
+    /// Stages are at work.
+    No,
+    /// The host makes the constants.
+    Concluding,
+    /// A record that ends the step, or the epoch, is on its way to the journal.
+    Journaling,
+}
+
+impl Coordinator {
+    /// A coordinator that takes over what the journal says, under the next term. `records`: how many there are.
+    pub fn new(
+        spec: Spec,
+        book: JournalState,
+        records: u64,
+        now: Time,
+        out: &mut Vec<Command>,
+    ) -> Coordinator {
+        let term = Term(book.term.0 + 1);
+        let stages = spec.stages as usize;
+        let mut coordinator = Coordinator {
+            term,
+            ledger: Ledger::new(spec.stages, spec.lots),
+            lives: vec![Life::default(); stages],
+            closing: Closing::Journaling,
+            conclusions: 0,
+            to_lease: spec.lots.all().collect(),
+            appended: BTreeMap::new(),
+            next_record: records,
+            members: BTreeMap::new(),
+            drivers: BTreeMap::new(),
+            crashes: BTreeMap::new(),
+            next_member: 0,
+            leases: BTreeMap::new(),
+            next_lease: 0,
+            verdicts: 0,
+            // A view of this term is never taken for one of an earlier.
+            view: term.0 << 32,
+            saved: BTreeMap::new(),
+            collecting: None,
+            unheard: BTreeSet::new(),
+            halted: None,
+            last_move: now,
+            filled_at: now,
+            last_tick: now,
+            now,
+            refusals: Refusals::default(),
+            spec,
+            book,
+        };
+        coordinator.append(Record::Term(term), out);
+        coordinator
+    }
+
+    /// Takes what happened, and says what is to be done.
+    pub fn handle(&mut self, input: Input, now: Time, out: &mut Vec<Command>) {
+        self.now = now;
+        match input {
+            Input::Message(envelope) => self.on_message(envelope, out),
+            Input::Wake => self.on_wake(out),
+            Input::Journaled(number) => self.on_journaled(number, out),
+            Input::Concluded(number, constants) => self.on_concluded(number, constants, out),
+            Input::Operator(order) => self.on_order(order, out),
+        }
+    }
+
+    /// When it wants to be woken.
+    pub fn next_wake(&self) -> Time {
+        self.last_tick + self.tick()
+    }
+
+    /// What the journal says.
+    pub fn journal(&self) -> &JournalState {
+        &self.book
+    }
+
+    /// What was refused, by reason.
+    pub fn refusals(&self) -> &Refusals {
+        &self.refusals
+    }
+
+    /// Whether all steps are done.
+    pub fn is_done(&self) -> bool {
+        self.book.step >= self.last_step()
+    }
+
+    fn on_message(&mut self, envelope: Envelope, out: &mut Vec<Command>) {
+        if let Err(refusal) = self.admit(&envelope) {
+            return self.refusals.count(refusal);
+        }
+        match (envelope.from, envelope.fence) {
+            (Address::Worker(peer), fence) => self.on_worker(peer, fence, envelope.body, out),
+            (Address::Driver(driver), _) => self.on_driver(driver, envelope.body, out),
+            (Address::Coordinator, _) => self.refusals.count(Refusal::Malformed),
+        }
+    }
+
+    fn admit(&self, envelope: &Envelope) -> Result<(), Refusal> {
+        envelope.check().map_err(|_| Refusal::Malformed)?;
+        if envelope.to != Address::Coordinator {
+            return Err(Refusal::Malformed);
+        }
+        if envelope.fence.run != self.spec.run {
+            return Err(Refusal::OtherRun);
+        }
+        // Who has not heard of this term yet is told by the answer; who claims a later one is lying or lost.
+        if envelope.fence.term > self.term { Err(Refusal::Nonsense) } else { Ok(()) }
+    }
+
+    fn on_worker(&mut self, peer: PeerId, fence: Fence, body: Body, out: &mut Vec<Command>) {
+        if let Body::Hello(Hello::Worker { incarnation, capability }) = body {
+            return self.on_worker_hello(peer, incarnation, capability, out);
+        }
+        if self.closing == Closing::Journaling && self.book.term < self.term {
+            return; // Not yet in office: nothing may be promised. Whoever asks will ask again.
+        }
+        let Some(member) = self.members.get_mut(&peer) else {
+            self.refusals.count(Refusal::Stranger);
+            let Body::WorkerBeat(WorkerStatus { member, .. }) = body else { return };
+            return self.send(Address::Worker(peer), Attempt(0), Body::Stranger { member }, out);
+        };
+        member.heard(self.now);
+        match body {
+            Body::WorkerBeat(status) => self.on_worker_beat(peer, fence, status, out),
+            Body::Leaving { member } => self.on_leaving(peer, member, out),
+            Body::Seals { stage, lots } => self.on_seals(peer, fence, stage, &lots, out),
+            Body::Lost { stage, lots } => self.on_lost(peer, fence, stage, &lots, out),
+            Body::Stuck { stage, on, certain } => self.on_stuck(peer, fence, stage, on, certain, out),
+            Body::Prepared { stage, digest, summary } => {
+                self.on_prepared(peer, fence, stage, digest, summary, out)
+            }
+            Body::Saved { stage, version } => self.on_saved(fence, stage, version, out),
+            _ => self.refusals.count(Refusal::Malformed),
+        }
+    }
+
+    fn on_wake(&mut self, out: &mut Vec<Command>) {
+        let asleep = self.now.since(self.last_tick);
+        self.last_tick = self.now;
+        if asleep > self.tick().times(4) {
+            // We were stopped, or the clock jumped: the silence was ours, and nobody is judged by it.
+            self.members.values_mut().for_each(|member| member.forgive(self.now));
+            self.drivers.values_mut().for_each(|driver| driver.forgive(self.now));
+        }
+        self.remove_silent(out);
+        self.end_collecting_if_late();
+        self.advance(out);
+    }
+
+    /// Everything that may be due after something has changed.
+    fn advance(&mut self, out: &mut Vec<Command>) {
+        if self.halted.is_some() || self.closing == Closing::Journaling || self.collecting.is_some() {
+            return;
+        }
+        self.place_members(out);
+        self.start_reductions(out);
+        self.conclude(out);
+        self.lease(out);
+    }
+
+    fn on_order(&mut self, order: Order, out: &mut Vec<Command>) {
+        match order {
+            Order::Pause => self.append(Record::Paused(true), out),
+            Order::Resume => self.append(Record::Paused(false), out),
+            Order::LastStep(step) if step < self.book.step => {
+                out.push(Command::Tell(format!("{step} is closed already; the last step stays as it was")));
+            }
+            Order::LastStep(step) => self.append(Record::LastStep(step), out),
+        }
+    }
+
+    fn append(&mut self, record: Record, out: &mut Vec<Command>) {
+        self.appended.insert(self.next_record, record.clone());
+        out.push(Command::Append(self.next_record, record));
+        self.next_record += 1;
+    }
+
+    fn on_journaled(&mut self, number: u64, out: &mut Vec<Command>) {
+        while let Some(entry) = self.appended.first_entry().filter(|entry| *entry.key() <= number) {
+            let record = entry.remove();
+            self.book.enter(&record);
+            match record {
+                Record::Term(_) => self.take_office(out),
+                Record::Commit(commit) => self.on_committed(commit, out),
+                Record::Rollback(..) => self.on_rolled_back(out),
+                _ => {}
+            }
+        }
+        self.advance(out);
+    }
+
+    /// The term is safe: those whom the journal names are asked how they stand.
+    fn take_office(&mut self, out: &mut Vec<Command>) {
+        self.closing = Closing::No;
+        for (&peer, place) in &self.book.members {
+            self.members.insert(peer, Member::from_journal(place, self.now));
+            self.unheard.insert(peer);
+        }
+        for (&peer, member) in &self.members {
+            self.send(Address::Worker(peer), Attempt(0), member.welcome(), out);
+        }
+        if !self.unheard.is_empty() {
+            self.collecting = Some(self.now + self.spec.tuning.silence.times(2));
+        }
+    }
+
+    fn end_collecting_if_late(&mut self) {
+        if self.collecting.is_some_and(|until| self.now >= until) {
+            self.collecting = None;
+            self.unheard.clear();
+        }
+    }
+
+    fn heard_after_restart(&mut self, peer: PeerId, out: &mut Vec<Command>) {
+        if self.unheard.remove(&peer) && self.unheard.is_empty() {
+            self.collecting = None;
+            self.advance(out);
+        }
+    }
+
+    fn last_step(&self) -> Step {
+        self.book.last_step.unwrap_or(self.spec.steps)
+    }
+
+    fn tick(&self) -> Span {
+        Span(self.spec.tuning.beat.0 / 2)
+    }
+
+    fn fence(&self, attempt: Attempt) -> Fence {
+        Fence { run: self.spec.run, term: self.term, epoch: self.book.epoch, step: self.book.step, attempt }
+    }
+
+    fn send(&self, to: Address, attempt: Attempt, body: Body, out: &mut Vec<Command>) {
+        let fence = self.fence(attempt);
+        out.push(Command::Send(Envelope { protocol: PROTOCOL, from: Address::Coordinator, to, fence, body }));
+    }
+
+    fn halt(&mut self, why: String, out: &mut Vec<Command>) {
+        out.push(Command::Tell(why.clone()));
+        self.halted = Some(why);
+    }
+
+    fn last_commit(&self) -> Option<&Commit> {
+        self.book.last_commit.as_ref()
+    }
+}

@@ -1,0 +1,367 @@
+//! The life of (step, stage): Open → Sealed → Reducing(attempt) → Prepared → journal Commit → applied.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::coordinator::members::Phase;
+use crate::coordinator::{Closing, Command, Coordinator};
+use crate::ids::*;
+use crate::journal::{Commit, Record};
+use crate::ledger::Ledger;
+use crate::message::*;
+use crate::reduce::{self, ReducePlan};
+use crate::refusal::Refusal;
+use crate::time::{Span, Time};
+
+/// One stage in the open step.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Life {
+    /// The last attempt to reduce; attempts of a step are never reused.
+    pub attempt: Attempt,
+    /// The attempt under way, or the one that succeeded.
+    pub reducing: Option<Reducing>,
+    /// When the last lot was sealed.
+    pub sealed_at: Option<Time>,
+    /// Pairs of members that could not talk in an earlier attempt of this step.
+    pub broken: BTreeSet<(PeerId, PeerId)>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Reducing {
+    pub plan: ReducePlan,
+    pub prepared: BTreeMap<PeerId, (Digest, Vec<u8>)>,
+}
+
+impl Life {
+    /// What all members that are still there have prepared, if they all have.
+    fn prepared(&self, is_member: impl Fn(PeerId) -> bool) -> Option<&(Digest, Vec<u8>)> {
+        let reducing = self.reducing.as_ref()?;
+        let mut there = reducing.plan.members.iter().filter(|peer| is_member(**peer)).peekable();
+        there.peek()?;
+        there.all(|peer| reducing.prepared.contains_key(peer)).then(|| reducing.prepared.values().next())?
+    }
+}
+
+impl Coordinator {
+    pub(super) fn on_seals(
+        &mut self,
+        peer: PeerId,
+        fence: Fence,
+        stage: StageId,
+        seals: &[SealedLot],
+        out: &mut Vec<Command>,
+    ) {
+        if (fence.epoch, fence.step) != (self.book.epoch, self.book.step) {
+            return self.refusals.count(Refusal::OldStep);
+        }
+        let Some(member) = self.members.get(&peer) else { return };
+        if !member.is_active() || member.stage != Some(stage) || self.closing == Closing::Journaling {
+            return self.refusals.count(Refusal::OtherStage); // It says so again with its next beat.
+        }
+        let (mut accepted, mut refused) = (Vec::new(), Vec::new());
+        for seal in seals {
+            // While a ledger is rebuilt, those that counted before go first.
+            if self.collecting.is_some() && !seal.accepted {
+                continue;
+            }
+            if self.ledger.seal(stage, seal.lot, peer) {
+                accepted.push(seal.lot);
+            } else {
+                refused.push(seal.lot);
+            }
+        }
+        for &lot in &accepted {
+            if self.ledger.wanted(lot).is_empty() {
+                self.end_lease(lot, out);
+                self.to_lease.remove(&lot);
+            }
+        }
+        if self.ledger.is_sealed(stage) && self.lives[stage.0 as usize].sealed_at.is_none() {
+            self.lives[stage.0 as usize].sealed_at = Some(self.now);
+        }
+        self.send_verdict(peer, accepted, refused, out);
+        self.advance(out);
+    }
+
+    pub(super) fn send_verdict(
+        &mut self,
+        peer: PeerId,
+        accepted: Vec<Lot>,
+        refused: Vec<Lot>,
+        out: &mut Vec<Command>,
+    ) {
+        self.verdicts += 1;
+        let body = Body::Verdict { number: self.verdicts, accepted, refused };
+        self.send(Address::Worker(peer), Attempt(0), body, out);
+    }
+
+    pub(super) fn on_lost(
+        &mut self,
+        peer: PeerId,
+        fence: Fence,
+        stage: StageId,
+        lots: &[Lot],
+        out: &mut Vec<Command>,
+    ) {
+        if (fence.epoch, fence.step) != (self.book.epoch, self.book.step) || stage.0 >= self.spec.stages {
+            return self.refusals.count(Refusal::OldStep);
+        }
+        let lost: Vec<Lot> =
+            lots.iter().copied().filter(|&lot| self.ledger.reopen(stage, lot, peer)).collect();
+        if !lost.is_empty() && self.closing != Closing::Journaling {
+            self.reopen_stage(stage);
+            lost.into_iter().for_each(|lot| self.lease_again(lot, out));
+            self.advance(out);
+        }
+    }
+
+    /// A holder is gone. If all who are left have the whole reduced gradient, its sums are in it, and nothing
+    /// has to be done again; otherwise its lots are open once more, and the attempt is void.
+    pub(super) fn forget_holder(&mut self, peer: PeerId, stage: StageId, out: &mut Vec<Command>) {
+        if self.closing == Closing::Journaling {
+            return;
+        }
+        let active = self.active_peers(stage);
+        let life = &mut self.lives[stage.0 as usize];
+        if life.prepared(|member| active.contains_key(&member)).is_some() {
+            return;
+        }
+        // Others may have gone before, while those who were left had the whole sum.
+        let gone = self.ledger.peers(stage).into_iter().filter(|holder| !active.contains_key(holder));
+        let lots: Vec<Lot> = gone.flat_map(|holder| self.ledger.drop_peer(stage, holder)).collect();
+        let was_member = life.reducing.as_ref().is_some_and(|r| r.plan.members.contains(&peer));
+        if !lots.is_empty() || was_member {
+            self.reopen_stage(stage);
+        }
+        lots.into_iter().for_each(|lot| self.lease_again(lot, out));
+    }
+
+    fn reopen_stage(&mut self, stage: StageId) {
+        let life = &mut self.lives[stage.0 as usize];
+        life.reducing = None;
+        if !self.ledger.is_sealed(stage) {
+            life.sealed_at = None;
+        }
+        self.closing = Closing::No;
+    }
+
+    /// Starts to reduce every stage that is sealed and not yet being reduced.
+    pub(super) fn start_reductions(&mut self, out: &mut Vec<Command>) {
+        for stage in (0..self.spec.stages).map(StageId) {
+            let life = &self.lives[stage.0 as usize];
+            if self.ledger.is_sealed(stage) && life.reducing.is_none() && !self.waits_for_joiner(stage) {
+                self.start_reduction(stage, out);
+            }
+        }
+    }
+
+    /// A joiner that lacks at most one step is worth a bounded pause: otherwise it might never catch up.
+    pub(super) fn waits_for_joiner(&self, stage: StageId) -> bool {
+        let sealed_at = self.lives[stage.0 as usize].sealed_at.unwrap_or(self.now);
+        let (epoch, step) = (self.book.epoch, self.book.step);
+        let nearly = |version: (Epoch, Step)| version.0 == epoch && version.1.0 + 1 >= step.0;
+        self.now.since(sealed_at) < self.spec.tuning.pause
+            && self.members.values().any(|member| {
+                member.stage == Some(stage)
+                    && matches!(member.phase, Phase::Loading(Source::Donor(_)))
+                    && member.status.whole
+                    && member.status.stage == Some(stage)
+                    && nearly(member.version)
+            })
+    }
+
+    fn start_reduction(&mut self, stage: StageId, out: &mut Vec<Command>) {
+        let members = self.active_peers(stage);
+        if members.is_empty() {
+            return; // The stage is lost; the rollback will see to it.
+        }
+        let holdings = self.ledger.holdings(stage);
+        let broken = self.lives[stage.0 as usize].broken.clone();
+        match reduce::plan(stage, &members, holdings, self.spec.elements, &broken) {
+            Ok(plan) => {
+                let life = &mut self.lives[stage.0 as usize];
+                life.attempt.0 += 1;
+                let attempt = life.attempt;
+                life.reducing = Some(Reducing { plan: plan.clone(), prepared: BTreeMap::new() });
+                for &peer in &plan.members {
+                    self.send(Address::Worker(peer), attempt, Body::Reduce(plan.clone()), out);
+                }
+            }
+            Err((a, b)) => {
+                let out_sits = self.which_sits_out(stage, a, b);
+                let why = format!("{a} and {b} cannot talk, and {stage} has no third member to pass on");
+                self.demote(out_sits, &why, out);
+            }
+        }
+    }
+
+    /// Of two that cannot talk: the one that we have not heard of for longer than a beat, for it may be dead;
+    /// otherwise the one that holds less.
+    fn which_sits_out(&self, stage: StageId, a: PeerId, b: PeerId) -> PeerId {
+        let beat = self.spec.tuning.beat;
+        let silent =
+            |peer| self.members.get(&peer).is_none_or(|m| m.silence(self.now) > beat + Span(beat.0 / 2));
+        match (silent(a), silent(b)) {
+            (true, false) => a,
+            (false, true) => b,
+            _ if self.ledger.count_of(stage, a) <= self.ledger.count_of(stage, b) => a,
+            _ => b,
+        }
+    }
+
+    pub(super) fn resend_reduce(&mut self, peer: PeerId, out: &mut Vec<Command>) {
+        let Some(member) = self.members.get(&peer) else { return };
+        let Some(life) = member.stage.map(|stage| &self.lives[stage.0 as usize]) else { return };
+        let Some(reducing) = &life.reducing else { return };
+        let lacks = member.status.reducing != Some(life.attempt) && !reducing.prepared.contains_key(&peer);
+        if lacks && reducing.plan.members.contains(&peer) {
+            self.send(Address::Worker(peer), life.attempt, Body::Reduce(reducing.plan.clone()), out);
+        }
+    }
+
+    pub(super) fn on_stuck(
+        &mut self,
+        peer: PeerId,
+        fence: Fence,
+        stage: StageId,
+        on: PeerId,
+        _certain: bool,
+        out: &mut Vec<Command>,
+    ) {
+        let now_at = (self.book.epoch, self.book.step);
+        let Some(life) = self.lives.get_mut(stage.0 as usize) else { return };
+        let current = (fence.epoch, fence.step) == now_at && fence.attempt == life.attempt;
+        let Some(reducing) = life.reducing.as_ref().filter(|_| current && fence.term == self.term) else {
+            return self.refusals.count(Refusal::OldAttempt);
+        };
+        if self.closing == Closing::Journaling || !reducing.plan.members.contains(&on) || on == peer {
+            return self.refusals.count(Refusal::Nonsense);
+        }
+        life.broken.insert((peer.min(on), peer.max(on)));
+        life.reducing = None;
+        self.closing = Closing::No;
+        out.push(Command::Tell(format!(
+            "{peer} waits for {on} in {stage}: the sum is tried again another way"
+        )));
+        self.advance(out);
+    }
+
+    pub(super) fn on_prepared(
+        &mut self,
+        peer: PeerId,
+        fence: Fence,
+        stage: StageId,
+        digest: Digest,
+        summary: Vec<u8>,
+        out: &mut Vec<Command>,
+    ) {
+        let now_at = (self.book.epoch, self.book.step);
+        let Some(life) = self.lives.get_mut(stage.0 as usize) else { return };
+        let current = (fence.epoch, fence.step) == now_at && fence.attempt == life.attempt;
+        let Some(reducing) = life.reducing.as_mut().filter(|_| current && fence.term == self.term) else {
+            return self.refusals.count(Refusal::OldAttempt);
+        };
+        if !reducing.plan.members.contains(&peer) {
+            return self.refusals.count(Refusal::Nonsense);
+        }
+        if reducing.prepared.values().any(|(other, _)| *other != digest) {
+            out.push(Command::Tell(format!(
+                "{peer} got another sum than the others of {stage}: tried again"
+            )));
+            life.reducing = None;
+            self.closing = Closing::No;
+            return self.advance(out);
+        }
+        reducing.prepared.insert(peer, (digest, summary));
+        self.advance(out);
+    }
+
+    /// All stages are prepared: the host makes the constants of the commit.
+    pub(super) fn conclude(&mut self, out: &mut Vec<Command>) {
+        if self.closing == Closing::No
+            && let Some(prepared) = self.all_prepared()
+        {
+            self.closing = Closing::Concluding;
+            let summaries = prepared.into_iter().map(|(_, summary)| summary).collect();
+            self.conclusions += 1;
+            out.push(Command::Conclude(self.conclusions, self.book.step, summaries));
+        }
+    }
+
+    pub(super) fn on_concluded(&mut self, number: u64, constants: Vec<u8>, out: &mut Vec<Command>) {
+        let (epoch, step) = (self.book.epoch, self.book.step);
+        if number != self.conclusions
+            || self.closing != Closing::Concluding
+            || constants.len() > MAX_SUMMARY_BYTES
+        {
+            return self.refusals.count(Refusal::Unasked);
+        }
+        let Some(prepared) = self.all_prepared() else { return };
+        let digests = prepared.into_iter().map(|(digest, _)| digest).collect();
+        let every = self.spec.checkpoint_every;
+        let due = every > 0 && (step.0 + 1) % every == 0;
+        let savers = if due { self.savers() } else { Vec::new() };
+        self.closing = Closing::Journaling;
+        self.append(Record::Commit(Commit { epoch, step, constants, digests, savers }), out);
+    }
+
+    fn all_prepared(&self) -> Option<Vec<(Digest, Vec<u8>)>> {
+        // A member may have died and come back in another stage: it is not the same any more.
+        let holds = |stage: usize, peer: PeerId| {
+            let stage = Some(StageId(stage as u16));
+            self.members.get(&peer).is_some_and(|member| member.is_active() && member.stage == stage)
+        };
+        let lives = self.lives.iter().enumerate();
+        lives.map(|(stage, life)| life.prepared(|peer| holds(stage, peer)).cloned()).collect()
+    }
+
+    /// The first of each stage's members that does not leave.
+    fn savers(&self) -> Vec<PeerId> {
+        let of = |stage| {
+            let mut holders =
+                self.members.iter().filter(move |(_, m)| m.is_active() && m.stage == Some(stage));
+            holders.clone().find(|(_, m)| !m.draining).or_else(|| holders.next()).map(|(&peer, _)| peer)
+        };
+        (0..self.spec.stages).map(StageId).filter_map(of).collect()
+    }
+
+    /// The commit is safe: from now on the step is closed, whatever happens to us.
+    pub(super) fn on_committed(&mut self, commit: Commit, out: &mut Vec<Command>) {
+        self.reset_step();
+        let active: Vec<PeerId> =
+            self.members.iter().filter(|(_, m)| m.is_active()).map(|(&peer, _)| peer).collect();
+        for peer in active {
+            self.send(Address::Worker(peer), Attempt(0), Body::Commit(commit.clone()), out);
+        }
+        self.let_leavers_go(out);
+        self.rebalance(out);
+        self.new_view(out);
+    }
+
+    pub(super) fn reset_step(&mut self) {
+        self.closing = Closing::No;
+        self.ledger = Ledger::new(self.spec.stages, self.spec.lots);
+        self.lives = vec![Life::default(); self.spec.stages as usize];
+        self.clear_leases();
+    }
+
+    pub(super) fn on_saved(&mut self, fence: Fence, stage: StageId, version: Step, out: &mut Vec<Command>) {
+        let known =
+            fence.epoch == self.book.epoch && version <= self.book.step && version > self.book.checkpoint;
+        if !known || stage.0 >= self.spec.stages {
+            return self.refusals.count(Refusal::OldStep);
+        }
+        let saved = self.saved.entry(version).or_default();
+        saved.insert(stage);
+        if saved.len() == self.spec.stages as usize {
+            self.saved.retain(|&other, _| other > version);
+            self.append(Record::Checkpoint(version), out);
+        }
+    }
+
+    /// The members of a stage that count, with what their uplinks carry.
+    pub(super) fn active_peers(&self, stage: StageId) -> BTreeMap<PeerId, f64> {
+        let holds = |member: &super::Member| member.is_active() && member.stage == Some(stage);
+        let rate = |member: &super::Member| member.capability.link_bytes_per_s;
+        self.members.iter().filter(|(_, m)| holds(m)).map(|(&peer, m)| (peer, rate(m))).collect()
+    }
+}

@@ -1,0 +1,259 @@
+//! Who gets which stage, when a joiner counts, and what happens when a stage has nobody left.
+
+use crate::coordinator::members::Phase;
+use crate::coordinator::{Closing, Command, Coordinator};
+use crate::ids::*;
+use crate::journal::{Place, Record};
+use crate::message::*;
+use crate::placement::{Candidate, Placing, place};
+
+impl Coordinator {
+    /// Gives idle members a stage; rolls back when a stage has nobody who has its state.
+    pub(super) fn place_members(&mut self, out: &mut Vec<Command>) {
+        if let Some(stage) = self.lost_stage() {
+            return match self.who_sat_out(stage) {
+                Some(peer) => self.reinstate(peer, out),
+                None => self.fill_from_checkpoint(out),
+            };
+        }
+        let idle = self.members.values().any(|member| member.phase == Phase::Idle && !member.draining);
+        if !idle {
+            return;
+        }
+        for Placing { peer, stage, reason } in self.placings().unwrap_or_default() {
+            if let Some(donor) = self.donor(stage, peer) {
+                out.push(Command::Tell(format!("{peer} joins {stage}: {reason}")));
+                self.assign(peer, stage, Source::Donor(donor), out);
+            }
+        }
+    }
+
+    /// Whether every stage has somebody who counts.
+    pub(super) fn every_stage_is_held(&self) -> bool {
+        (0..self.spec.stages).all(|stage| self.has(StageId(stage), |phase| phase == Phase::Active))
+    }
+
+    /// Whether members still load what is safe, and not for too long: work that is given out before they are
+    /// there all goes to the first.
+    pub(super) fn is_filling(&self) -> bool {
+        let loads = |phase| matches!(phase, Phase::Loading(Source::Seed | Source::Checkpoint));
+        self.now.since(self.filled_at) < self.spec.tuning.pause
+            && self.members.values().any(|member| loads(member.phase))
+    }
+
+    /// A stage that has neither a holder nor anybody who loads it from what is safe.
+    fn lost_stage(&self) -> Option<StageId> {
+        let lives = |phase| {
+            matches!(phase, Phase::Active | Phase::Loading(Source::Seed) | Phase::Loading(Source::Checkpoint))
+        };
+        (0..self.spec.stages).map(StageId).find(|&stage| !self.has(stage, lives))
+    }
+
+    /// A member of the stage that was left out of this step's reduction, and still has the version that is open.
+    fn who_sat_out(&self, stage: StageId) -> Option<PeerId> {
+        let now_at = (self.book.epoch, self.book.step);
+        let has = |member: &super::Member| {
+            member.stage == Some(stage) && member.status.whole && member.version == now_at
+        };
+        self.members.iter().find(|(_, member)| has(member)).map(|(&peer, _)| peer)
+    }
+
+    /// Whoever it could not talk to is gone: it counts again.
+    fn reinstate(&mut self, peer: PeerId, out: &mut Vec<Command>) {
+        out.push(Command::Tell(format!("{peer} counts again: nobody else has the state of its stage")));
+        if let Some(member) = self.members.get_mut(&peer) {
+            member.sits_out = None;
+        }
+        self.activate(peer, out);
+    }
+
+    fn has(&self, stage: StageId, phase: impl Fn(Phase) -> bool) -> bool {
+        self.members.values().any(|member| member.stage == Some(stage) && phase(member.phase))
+    }
+
+    /// All holders of a stage are gone: everybody goes back to the last checkpoint, under a new epoch. The start
+    /// of a run is the same thing: version 0 is a checkpoint that everybody can make from the seed.
+    fn fill_from_checkpoint(&mut self, out: &mut Vec<Command>) {
+        let enough = self.members.len() >= self.spec.tuning.quorum || self.book.step > Step(0);
+        if !enough || self.placings().is_none() {
+            return;
+        }
+        let version = self.book.checkpoint;
+        let epoch = Epoch(self.book.epoch.0 + 1);
+        out.push(Command::Tell(format!(
+            "a stage has no holder left: all go to the checkpoint of version {} in {epoch}",
+            version.0
+        )));
+        self.closing = Closing::Journaling;
+        self.append(Record::Rollback(epoch, version), out);
+    }
+
+    /// The rollback is safe: everybody gets the state of the checkpoint.
+    pub(super) fn on_rolled_back(&mut self, out: &mut Vec<Command>) {
+        self.reset_step();
+        self.saved.clear();
+        let Some(source) = self.safe_source() else { return };
+        self.filled_at = self.now;
+        // Who only waited for a donor is placed anew.
+        let joiners =
+            self.members.values_mut().filter(|m| matches!(m.phase, Phase::Loading(Source::Donor(_))));
+        joiners.for_each(|member| (member.stage, member.phase) = (None, Phase::Idle));
+        for Placing { peer, stage, .. } in self.placings().unwrap_or_default() {
+            if let Some(member) = self.members.get_mut(&peer) {
+                member.stage = Some(stage);
+            }
+        }
+        let placed: Vec<(PeerId, StageId)> =
+            self.members.iter().filter_map(|(&peer, member)| Some((peer, member.stage?))).collect();
+        for (peer, stage) in placed {
+            self.assign(peer, stage, source, out);
+        }
+        self.new_view(out);
+    }
+
+    fn placings(&self) -> Option<Vec<Placing>> {
+        let candidates: Vec<Candidate> = self
+            .members
+            .iter()
+            .filter(|(_, member)| !member.draining)
+            .map(|(&peer, member)| {
+                let Capability { site, speed, .. } = member.capability;
+                Candidate { peer, site, speed, stage: member.stage }
+            })
+            .collect();
+        place(&candidates, &vec![1.0; self.spec.stages as usize])
+    }
+
+    /// A holder of the stage to fetch from: in the joiner's site if there is one, not about to leave, the one
+    /// that the fewest fetch from already, with the best uplink.
+    pub(super) fn donor(&self, stage: StageId, joiner: PeerId) -> Option<PeerId> {
+        let site = self.members.get(&joiner)?.capability.site;
+        let gives_to = |donor: PeerId| {
+            self.members
+                .values()
+                .filter(|member| member.phase == Phase::Loading(Source::Donor(donor)))
+                .count()
+        };
+        let holders = self
+            .members
+            .iter()
+            .filter(|(peer, member)| **peer != joiner && member.is_active() && member.stage == Some(stage));
+        let rank = |peer: PeerId, member: &super::Member| {
+            (member.capability.site != site, member.draining, gives_to(peer))
+        };
+        holders
+            .map(|(&peer, member)| (rank(peer, member), member.capability.link_bytes_per_s, peer))
+            .min_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)).then(a.2.cmp(&b.2)))
+            .map(|(_, _, peer)| peer)
+    }
+
+    pub(super) fn assign(&mut self, peer: PeerId, stage: StageId, source: Source, out: &mut Vec<Command>) {
+        let Some(member) = self.members.get_mut(&peer) else { return };
+        member.stage = Some(stage);
+        member.phase = Phase::Loading(source);
+        let (number, incarnation) = (member.number, member.incarnation);
+        let place = Place { member: number, incarnation, stage, capability: member.capability.clone() };
+        self.append(Record::Placed(peer, place), out);
+        let assign = Assign { member: number, stage, source };
+        self.send(Address::Worker(peer), Attempt(0), Body::Assign(assign), out);
+    }
+
+    /// The order again, with another donor if the old one is gone or has nothing to give.
+    pub(super) fn resend_assign(&mut self, peer: PeerId, source: Source, out: &mut Vec<Command>) {
+        let Some((stage, member)) = self.members.get(&peer).and_then(|m| Some((m.stage?, m.number))) else {
+            return;
+        };
+        let still_gives = |donor: PeerId| {
+            self.members.get(&donor).is_some_and(|member| member.is_active() && member.stage == Some(stage))
+        };
+        let source = match source {
+            Source::Donor(donor) if still_gives(donor) => Some(source),
+            Source::Donor(_) => self.donor(stage, peer).map(Source::Donor),
+            // Everybody may have gone on since it was told to load what is safe.
+            Source::Seed | Source::Checkpoint => {
+                self.safe_source().or_else(|| self.donor(stage, peer).map(Source::Donor))
+            }
+        };
+        let Some(source) = source else { return self.unplace(peer, out) };
+        if let Some(member) = self.members.get_mut(&peer) {
+            member.phase = Phase::Loading(source);
+        }
+        self.send(Address::Worker(peer), Attempt(0), Body::Assign(Assign { member, stage, source }), out);
+    }
+
+    /// Where the state of the open step can be had without a donor.
+    fn safe_source(&self) -> Option<Source> {
+        match self.book.step {
+            Step(0) => Some(Source::Seed),
+            step if step == self.book.checkpoint => Some(Source::Checkpoint),
+            _ => None,
+        }
+    }
+
+    /// There is nothing that a member could load for its stage: it has none, and if nobody has, all roll back.
+    fn unplace(&mut self, peer: PeerId, out: &mut Vec<Command>) {
+        if let Some(member) = self.members.get_mut(&peer) {
+            (member.stage, member.phase) = (None, Phase::Idle);
+            self.append(Record::Removed(peer), out);
+            self.advance(out);
+        }
+    }
+
+    /// A joiner has the state of the open step. It counts, unless its stage is already being reduced: then it
+    /// would lack the sum, and counts from the next step on.
+    pub(super) fn activate_if_open(&mut self, peer: PeerId, out: &mut Vec<Command>) {
+        let open = self.members.get(&peer).and_then(|member| member.stage).is_some_and(|stage| {
+            self.lives[stage.0 as usize].reducing.is_none() && self.closing == Closing::No
+        });
+        if open {
+            self.activate(peer, out);
+        }
+    }
+
+    pub(super) fn activate(&mut self, peer: PeerId, out: &mut Vec<Command>) {
+        let now_at = (self.book.epoch, self.book.step);
+        if let Some(member) = self.members.get_mut(&peer).filter(|member| member.sits_out != Some(now_at)) {
+            member.phase = Phase::Active;
+            self.send(Address::Worker(peer), Attempt(0), Body::Activate, out);
+            self.new_view(out);
+            self.advance(out);
+        }
+    }
+
+    /// A member cannot take part in this step: what it holds does not count, and it is given the state of the
+    /// next one, as a joiner is.
+    pub(super) fn demote(&mut self, peer: PeerId, why: &str, out: &mut Vec<Command>) {
+        let Some(stage) = self.members.get(&peer).and_then(|member| member.stage) else { return };
+        out.push(Command::Tell(format!("{peer} sits out {}: {why}", self.book.step)));
+        let now_at = (self.book.epoch, self.book.step);
+        if let Some(member) = self.members.get_mut(&peer) {
+            (member.stage, member.phase, member.sits_out) = (None, Phase::Idle, Some(now_at));
+        }
+        self.forget_holder(peer, stage, out);
+        match self.donor(stage, peer) {
+            Some(donor) => self.assign(peer, stage, Source::Donor(donor), out),
+            None => self.append(Record::Removed(peer), out),
+        }
+        self.new_view(out);
+    }
+
+    /// Those with a notice hold nothing now that the step is closed.
+    pub(super) fn let_leavers_go(&mut self, out: &mut Vec<Command>) {
+        let leaving: Vec<PeerId> = self
+            .members
+            .iter()
+            .filter(|(peer, member)| member.draining && self.can_spare(**peer))
+            .map(|(&peer, _)| peer)
+            .collect();
+        for peer in leaving {
+            self.remove(peer, "it asked to leave, and holds nothing that is needed", out);
+        }
+    }
+
+    fn can_spare(&self, peer: PeerId) -> bool {
+        let Some(stage) = self.members.get(&peer).and_then(|member| member.stage) else { return true };
+        self.members
+            .iter()
+            .any(|(&other, m)| other != peer && m.is_active() && m.stage == Some(stage) && !m.draining)
+    }
+}

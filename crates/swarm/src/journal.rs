@@ -1,0 +1,115 @@
+//! What the coordinator writes down, synced, before it acts on it: membership, commits, checkpoints, epochs,
+//! amendments and its terms; and what a reader of the journal knows then. Nothing else survives a restart: the
+//! ledger is rebuilt from the workers' seals.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::*;
+use crate::message::Capability;
+
+/// The end of a step, the same for every stage and replica.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Commit {
+    /// The history.
+    pub epoch: Epoch,
+    /// The step: applied to the version of that number, it makes the next.
+    pub step: Step,
+    /// What every update needs (clip factor, learning rate…); made by the host, opaque here.
+    pub constants: Vec<u8>,
+    /// The hash of each stage's reduced gradient; a peer that has another one does not apply.
+    pub digests: Vec<Digest>,
+    /// Who saves the version that this makes: one peer a stage, or nobody.
+    pub savers: Vec<PeerId>,
+}
+
+/// A member's place.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Place {
+    /// The number of its admission.
+    pub member: MemberNo,
+    /// Which life of the peer was admitted.
+    pub incarnation: u64,
+    /// What it was given to hold.
+    pub stage: StageId,
+    /// What it said of itself.
+    pub capability: Capability,
+}
+
+/// One record of the journal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Record {
+    /// A coordinator took over.
+    Term(Term),
+    /// A peer was admitted, or a member was given another stage.
+    Placed(PeerId, Place),
+    /// A peer is no member any more.
+    Removed(PeerId),
+    /// A step was closed.
+    Commit(Commit),
+    /// All stages of this version are saved.
+    Checkpoint(Step),
+    /// All stages went back to this version under a new epoch.
+    Rollback(Epoch, Step),
+    /// The run was amended: its last step.
+    LastStep(Step),
+    /// The run was paused, or resumed.
+    Paused(bool),
+}
+
+/// What the journal says.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct JournalState {
+    /// The last coordinator's term.
+    pub term: Term,
+    /// The history.
+    pub epoch: Epoch,
+    /// The step that is open: the version that the commits made.
+    pub step: Step,
+    /// The last commit of this epoch.
+    pub last_commit: Option<Commit>,
+    /// The last version that all stages saved; version 0 is made from the seed.
+    pub checkpoint: Step,
+    /// Members, with the stages that they were given.
+    pub members: BTreeMap<PeerId, Place>,
+    /// The last step, if amended.
+    pub last_step: Option<Step>,
+    /// Whether the run is paused.
+    pub paused: bool,
+}
+
+impl JournalState {
+    /// Reads a journal from its start.
+    pub fn replay<'a>(records: impl IntoIterator<Item = &'a Record>) -> JournalState {
+        let mut state = JournalState::default();
+        records.into_iter().for_each(|record| state.enter(record));
+        state
+    }
+
+    /// Takes one more record.
+    pub fn enter(&mut self, record: &Record) {
+        match record {
+            Record::Term(term) => self.term = *term,
+            Record::Placed(peer, place) => {
+                self.members.insert(*peer, place.clone());
+            }
+            Record::Removed(peer) => {
+                self.members.remove(peer);
+            }
+            Record::Commit(commit) => {
+                self.epoch = commit.epoch;
+                self.step = commit.step.next();
+                self.last_commit = Some(commit.clone());
+            }
+            Record::Checkpoint(step) => self.checkpoint = *step,
+            Record::Rollback(epoch, step) => {
+                self.epoch = *epoch;
+                self.step = *step;
+                self.last_commit = None;
+            }
+            Record::LastStep(step) => self.last_step = Some(*step),
+            Record::Paused(paused) => self.paused = *paused,
+        }
+    }
+}

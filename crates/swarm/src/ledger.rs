@@ -1,0 +1,118 @@
+//! The ledger: which peer's sum of which lot counts in which stage. The truth of 'exactly once', for one step.
+//!
+//! The first complete seal of (lot, stage) wins, whatever the grant: a complete lot is the same sum whoever made
+//! it, so there is no reason to throw one away. A second one is refused, and its holder drops it. It belongs to
+//! the coordinator, is never written down, and is rebuilt from the workers' seals after a restart.
+
+use std::collections::BTreeSet;
+
+use crate::ids::*;
+use crate::lots::Lots;
+
+/// The ledger of the open step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ledger {
+    lots: Lots,
+    holders: Vec<Vec<Option<PeerId>>>,
+    open: Vec<u32>,
+}
+
+impl Ledger {
+    /// Everything open.
+    pub fn new(stages: u16, lots: Lots) -> Ledger {
+        let open = vec![lots.lots; stages as usize];
+        Ledger { lots, holders: vec![vec![None; lots.lots as usize]; stages as usize], open }
+    }
+
+    /// A peer says that it has all of a lot; whether its sum counts. Saying it again changes nothing.
+    pub fn seal(&mut self, stage: StageId, lot: Lot, peer: PeerId) -> bool {
+        let Some(holder) = self.holders.get_mut(stage.0 as usize).and_then(|s| s.get_mut(lot.0 as usize))
+        else {
+            return false;
+        };
+        if holder.is_none() {
+            *holder = Some(peer);
+            self.open[stage.0 as usize] -= 1;
+        }
+        *holder == Some(peer)
+    }
+
+    /// A peer has lost a lot; whether it counted.
+    pub fn reopen(&mut self, stage: StageId, lot: Lot, peer: PeerId) -> bool {
+        let holder = self.holders.get_mut(stage.0 as usize).and_then(|s| s.get_mut(lot.0 as usize));
+        match holder {
+            Some(holder) if *holder == Some(peer) => {
+                *holder = None;
+                self.open[stage.0 as usize] += 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A peer is gone from a stage, with all its sums; the lots that are open again.
+    pub fn drop_peer(&mut self, stage: StageId, peer: PeerId) -> Vec<Lot> {
+        self.lots.all().filter(|&lot| self.reopen(stage, lot, peer)).collect()
+    }
+
+    /// Whether every lot of a stage is sealed.
+    pub fn is_sealed(&self, stage: StageId) -> bool {
+        self.open[stage.0 as usize] == 0
+    }
+
+    /// Lots of a stage that are not sealed.
+    pub fn open_lots(&self, stage: StageId) -> u32 {
+        self.open[stage.0 as usize]
+    }
+
+    /// The stages in which a lot is not sealed.
+    pub fn wanted(&self, lot: Lot) -> Vec<StageId> {
+        let open = |stage: &usize| self.holders[*stage][lot.0 as usize].is_none();
+        (0..self.holders.len()).filter(open).map(|stage| StageId(stage as u16)).collect()
+    }
+
+    /// Whose sums count in a stage, lot by lot, once it is sealed.
+    pub fn holdings(&self, stage: StageId) -> Vec<(Lot, PeerId)> {
+        self.lots
+            .all()
+            .zip(&self.holders[stage.0 as usize])
+            .filter_map(|(lot, h)| Some((lot, (*h)?)))
+            .collect()
+    }
+
+    /// How many lots of a stage count for this peer.
+    pub fn count_of(&self, stage: StageId, peer: PeerId) -> usize {
+        self.holders[stage.0 as usize].iter().filter(|holder| **holder == Some(peer)).count()
+    }
+
+    /// Everybody whose sums count in a stage.
+    pub fn peers(&self, stage: StageId) -> BTreeSet<PeerId> {
+        self.holders[stage.0 as usize].iter().flatten().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_seal_counts_and_a_dead_holder_opens_its_lots_again() {
+        let mut ledger = Ledger::new(2, Lots { microbatches: 4, lots: 2 });
+        let (a, b) = (PeerId(1), PeerId(2));
+        assert!(ledger.seal(StageId(0), Lot(0), a));
+        assert!(ledger.seal(StageId(0), Lot(0), a), "said again");
+        assert!(!ledger.seal(StageId(0), Lot(0), b), "the second one does not count");
+        assert!(ledger.seal(StageId(0), Lot(1), b));
+        assert!(ledger.is_sealed(StageId(0)) && !ledger.is_sealed(StageId(1)));
+        assert_eq!(ledger.wanted(Lot(0)), [StageId(1)]);
+        assert_eq!(ledger.drop_peer(StageId(0), a), [Lot(0)]);
+        assert_eq!(ledger.wanted(Lot(0)), [StageId(0), StageId(1)]);
+    }
+
+    #[test]
+    fn lots_and_stages_that_do_not_exist_are_refused() {
+        let mut ledger = Ledger::new(1, Lots { microbatches: 1, lots: 1 });
+        assert!(!ledger.seal(StageId(1), Lot(0), PeerId(0)));
+        assert!(!ledger.seal(StageId(0), Lot(1), PeerId(0)));
+    }
+}

@@ -1,0 +1,235 @@
+//! Whether moving a peer to another stage pays. Pure; every decision comes with its reason.
+//!
+//! A pipeline is as fast as its slowest stage. A move pays if what it gains over the horizon is more than what it
+//! costs: the peer's own work while the state travels. Ours moves only then; SWARM's rule, kept here for
+//! comparison, moves the most underused peer every T seconds whatever it costs.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{PeerId, StageId};
+use crate::time::Span;
+
+/// A peer that holds a stage.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Placed {
+    /// Which peer.
+    pub peer: PeerId,
+    /// Which stage.
+    pub stage: StageId,
+    /// Microbatches of an average stage a second.
+    pub speed: f64,
+}
+
+/// What a move must be worth.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Terms {
+    /// How long the state of a stage travels to its new holder.
+    pub transfer: Span,
+    /// How long the peers are expected to stay as they are.
+    pub horizon: Span,
+    /// The least gain of the pipeline's speed, as a share: what keeps it from moving back and forth.
+    pub hysteresis: f64,
+}
+
+/// What to do, and why.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Decision {
+    /// Move this peer.
+    Move {
+        /// Who.
+        peer: PeerId,
+        /// To which stage.
+        to: StageId,
+        /// Why, in plain words.
+        reason: String,
+    },
+    /// Leave everything as it is.
+    Stay {
+        /// Why, in plain words.
+        reason: String,
+    },
+}
+
+/// The best single move, if it pays. `costs` are the stages' costs against the average.
+pub fn decide(placed: &[Placed], costs: &[f64], terms: Terms) -> Decision {
+    let capacity = capacities(placed, costs);
+    let Some(slowest) = least(&capacity) else { return stay("there are no stages".into()) };
+    let before = capacity[slowest];
+    let mut best: Option<(f64, Placed)> = None;
+    for &candidate in placed.iter().filter(|p| p.stage.0 as usize != slowest && can_leave(placed, p)) {
+        let after = bottleneck_after(&capacity, costs, candidate, slowest);
+        // Among equal gains the slowest peer moves: its work is missed least.
+        let better = |(gain, other): &(f64, Placed)| {
+            after > *gain || (after == *gain && candidate.speed < other.speed)
+        };
+        if best.as_ref().is_none_or(better) {
+            best = Some((after, candidate));
+        }
+    }
+    let Some((after, candidate)) = best else {
+        return stay(format!("nobody can leave a stage for stage {slowest}, the bottleneck"));
+    };
+    let rate = |speed: f64| format!("{speed:.2} microbatches/s");
+    if after <= before * (1.0 + terms.hysteresis) {
+        let (now, then) = (rate(before), rate(after));
+        return stay(format!(
+            "stage {slowest} is the bottleneck with {now}; the best move would make it {then}"
+        ));
+    }
+    let gained = (after - before) * (terms.horizon.as_s_f64() - terms.transfer.as_s_f64());
+    // While it travels, the pipeline runs without it.
+    let during = bottleneck_without(&capacity, costs, candidate);
+    let lost = (before - during) * terms.transfer.as_s_f64();
+    if gained <= lost {
+        return stay(format!(
+            "moving {} would gain {gained:.0} microbatches and cost {lost:.0}",
+            candidate.peer
+        ));
+    }
+    let reason = format!(
+        "stage {slowest} was the bottleneck with {}; with {} from {} it does {}: worth {gained:.0} microbatches, costs {lost:.0}",
+        rate(before),
+        candidate.peer,
+        candidate.stage,
+        rate(after)
+    );
+    Decision::Move { peer: candidate.peer, to: StageId(slowest as u16), reason }
+}
+
+/// SWARM's own rule: every T seconds the most underused peer moves to the most loaded stage. A stage's load is
+/// the inverse of its capacity; the most underused peer is the slowest of the stage with the most capacity.
+pub fn swarm_rule(placed: &[Placed], costs: &[f64]) -> Decision {
+    let capacity = capacities(placed, costs);
+    let (Some(slowest), Some(fastest)) = (least(&capacity), most(&capacity)) else {
+        return stay("there are no stages".into());
+    };
+    let of_fastest = placed.iter().filter(|p| p.stage.0 as usize == fastest && can_leave(placed, p));
+    let spare = of_fastest.min_by(|a, b| a.speed.total_cmp(&b.speed).then(a.peer.cmp(&b.peer)));
+    match spare {
+        Some(&spare) if bottleneck_after(&capacity, costs, spare, slowest) > capacity[slowest] => {
+            let reason = format!("stage {slowest} is the most loaded, stage {fastest} the least");
+            Decision::Move { peer: spare.peer, to: StageId(slowest as u16), reason }
+        }
+        Some(_) => stay("the stages are as even as the peers allow".into()),
+        None => stay(format!("stage {fastest}, the least loaded, can spare nobody")),
+    }
+}
+
+/// Whether a stage would still have a holder without this peer.
+fn can_leave(placed: &[Placed], who: &Placed) -> bool {
+    placed.iter().any(|p| p.stage == who.stage && p.peer != who.peer)
+}
+
+fn stay(reason: String) -> Decision {
+    Decision::Stay { reason }
+}
+
+fn capacities(placed: &[Placed], costs: &[f64]) -> Vec<f64> {
+    let mut capacity = vec![0.0; costs.len()];
+    for p in placed.iter().filter(|p| (p.stage.0 as usize) < costs.len()) {
+        capacity[p.stage.0 as usize] += p.speed / costs[p.stage.0 as usize];
+    }
+    capacity
+}
+
+fn least(capacity: &[f64]) -> Option<usize> {
+    (0..capacity.len()).min_by(|&a, &b| capacity[a].total_cmp(&capacity[b]).then(a.cmp(&b)))
+}
+
+fn most(capacity: &[f64]) -> Option<usize> {
+    (0..capacity.len()).max_by(|&a, &b| capacity[a].total_cmp(&capacity[b]).then(b.cmp(&a)))
+}
+
+/// The pipeline's speed after a move.
+fn bottleneck_after(capacity: &[f64], costs: &[f64], who: Placed, to: usize) -> f64 {
+    let from = who.stage.0 as usize;
+    let speed = |stage: usize| match stage {
+        stage if stage == from => capacity[stage] - who.speed / costs[stage],
+        stage if stage == to => capacity[stage] + who.speed / costs[stage],
+        stage => capacity[stage],
+    };
+    (0..capacity.len()).map(speed).fold(f64::INFINITY, f64::min)
+}
+
+fn bottleneck_without(capacity: &[f64], costs: &[f64], who: Placed) -> f64 {
+    let from = who.stage.0 as usize;
+    let speed = |stage: usize| {
+        if stage == from { capacity[stage] - who.speed / costs[stage] } else { capacity[stage] }
+    };
+    (0..capacity.len()).map(speed).fold(f64::INFINITY, f64::min)
+}
+
+/// When peers are moved.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Policy {
+    /// Never.
+    Never,
+    /// When it pays, with this horizon.
+    WhenItPays(Span),
+    /// SWARM's rule, at this interval.
+    Every(Span),
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TERMS: Terms = Terms { transfer: Span::s(60), horizon: Span::s(1800), hysteresis: 0.02 };
+
+    fn placed(stages: &[(u16, f64)]) -> Vec<Placed> {
+        let place = |((stage, speed), peer): (&(u16, f64), u32)| Placed {
+            peer: PeerId(peer),
+            stage: StageId(*stage),
+            speed: *speed,
+        };
+        stages.iter().zip(0..).map(place).collect()
+    }
+
+    #[test]
+    fn the_peer_whose_move_helps_most_goes_to_the_bottleneck_and_the_reason_says_why() {
+        let peers = placed(&[(0, 1.0), (1, 1.0), (1, 1.0), (1, 1.0), (2, 2.0)]);
+        let Decision::Move { peer, to, reason } = decide(&peers, &[1.0; 3], TERMS) else { panic!() };
+        assert_eq!((peer, to), (PeerId(1), StageId(0)));
+        assert!(reason.contains("bottleneck with 1.00"), "{reason}");
+    }
+
+    #[test]
+    fn a_move_that_costs_more_than_it_gains_is_not_made() {
+        let peers = placed(&[(0, 1.0), (1, 1.0), (1, 1.0), (1, 1.0)]);
+        let soon_over = Terms { horizon: Span::s(30), ..TERMS };
+        assert!(matches!(decide(&peers, &[1.0; 2], soon_over), Decision::Stay { .. }));
+        assert!(matches!(decide(&peers, &[1.0; 2], TERMS), Decision::Move { .. }));
+    }
+
+    #[test]
+    fn even_stages_stay_even_under_both_rules() {
+        let peers = placed(&[(0, 1.0), (0, 1.0), (1, 1.0), (1, 1.0)]);
+        assert!(matches!(decide(&peers, &[1.0; 2], TERMS), Decision::Stay { .. }));
+        assert!(matches!(swarm_rule(&peers, &[1.0; 2]), Decision::Stay { .. }));
+    }
+
+    proptest! {
+        #[test]
+        fn a_stage_is_never_emptied_and_moves_come_to_an_end(
+            peers in prop::collection::vec((0u16..4, 0.5f64..8.0), 4..30),
+        ) {
+            let mut peers = placed(&peers);
+            for stage in 0..4 {
+                peers[stage as usize].stage = StageId(stage);
+            }
+            let costs = [1.0; 4];
+            let mut speed = 0.0;
+            for _ in 0..100 {
+                let now = capacities(&peers, &costs).into_iter().fold(f64::INFINITY, f64::min);
+                prop_assert!(now >= speed, "every move makes the pipeline faster");
+                speed = now;
+                let Decision::Move { peer, to, .. } = decide(&peers, &costs, TERMS) else { return Ok(()) };
+                peers[peer.0 as usize].stage = to;
+                prop_assert!((0..4).all(|stage| peers.iter().any(|p| p.stage == StageId(stage))));
+            }
+            prop_assert!(false, "a hundred moves and no end");
+        }
+    }
+}

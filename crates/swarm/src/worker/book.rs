@@ -1,0 +1,236 @@
+//! A worker's book of lots: which it may fold, what is folded, what is sealed. Grant before fold (rule 3) and
+//! 'nothing is ever subtracted' (rule 2) are kept here.
+//!
+//! The gradient that would complete a lot is withheld until the coordinator has accepted the seal. A holder
+//! merges neighbouring sealed lots, and a merged sum cannot be taken apart: had the lot been merged before it
+//! was accepted, a refusal (another peer was first) would cost the accepted neighbours too.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::ids::*;
+use crate::lots::Lots;
+use crate::message::SealedLot;
+
+/// A job's number at its worker: what the host knows a forward pass, and later its gradient, by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct JobId(pub u64);
+
+/// The lots of the open step.
+#[derive(Clone, Debug)]
+pub struct Book {
+    lots: Lots,
+    entries: BTreeMap<Lot, Entry>,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    grant: Grant,
+    folded: BTreeSet<Microbatch>,
+    seal: Seal,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Seal {
+    Open,
+    /// All gradients are here; the last one waits for the verdict.
+    Waiting(JobId),
+    Accepted,
+}
+
+/// What to do with a gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fold {
+    /// Add it to the lot.
+    Add,
+    /// Keep it: the lot is complete with it, and the seal is to be sent.
+    Withhold,
+    /// Throw it away: it is in already, or not wanted here.
+    Discard,
+}
+
+/// What a grant leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Granted {
+    /// The lot may be folded under it.
+    Yes,
+    /// The lot may be folded under it, and what was folded before must be dropped.
+    Instead,
+    /// The lot is sealed here already: compute, fold nothing, and tell the coordinator of the seal again.
+    Sealed,
+    /// A later grant was seen: refuse.
+    Old,
+}
+
+impl Book {
+    /// An empty book.
+    pub fn new(lots: Lots) -> Book {
+        Book { lots, entries: BTreeMap::new() }
+    }
+
+    /// Takes note of a grant.
+    pub fn grant(&mut self, lot: Lot, grant: Grant) -> Granted {
+        let fresh = Entry { grant, folded: BTreeSet::new(), seal: Seal::Open };
+        let Some(entry) = self.entries.get_mut(&lot) else {
+            self.entries.insert(lot, fresh);
+            return Granted::Yes;
+        };
+        if entry.seal != Seal::Open {
+            return Granted::Sealed;
+        }
+        match grant.cmp(&entry.grant) {
+            std::cmp::Ordering::Less => Granted::Old,
+            std::cmp::Ordering::Equal => Granted::Yes,
+            std::cmp::Ordering::Greater => {
+                *entry = fresh;
+                Granted::Instead
+            }
+        }
+    }
+
+    /// Decides what becomes of a gradient computed under `grant`.
+    pub fn fold(&mut self, lot: Lot, microbatch: Microbatch, grant: Grant, job: JobId) -> Fold {
+        let size = self.lots.microbatches_of(lot).len();
+        let Some(entry) = self.entries.get_mut(&lot) else { return Fold::Discard };
+        if entry.grant != grant || entry.seal != Seal::Open || !entry.folded.insert(microbatch) {
+            return Fold::Discard;
+        }
+        if entry.folded.len() < size {
+            return Fold::Add;
+        }
+        entry.seal = Seal::Waiting(job);
+        Fold::Withhold
+    }
+
+    /// The coordinator counts this lot; returns the job whose gradient is now to be folded.
+    pub fn accept(&mut self, lot: Lot) -> Option<JobId> {
+        let entry = self.entries.get_mut(&lot)?;
+        let Seal::Waiting(job) = entry.seal else { return None };
+        entry.seal = Seal::Accepted;
+        Some(job)
+    }
+
+    /// Drops a lot whole, with the lots it was merged with; returns them, and the job that was withheld.
+    pub fn drop_lot(&mut self, lot: Lot) -> (Vec<Lot>, Option<JobId>) {
+        let Some(entry) = self.entries.get(&lot) else { return (Vec::new(), None) };
+        match entry.seal {
+            Seal::Open => {
+                self.entries.remove(&lot);
+                (vec![lot], None)
+            }
+            Seal::Waiting(job) => {
+                self.entries.remove(&lot);
+                (vec![lot], Some(job))
+            }
+            Seal::Accepted => {
+                let gone: Vec<Lot> = self.lots.merged_with(lot, &self.accepted()).map(Lot).collect();
+                gone.iter().for_each(|lot| drop(self.entries.remove(lot)));
+                (gone, None)
+            }
+        }
+    }
+
+    /// Drops the lot if it is not sealed and its grant is not later than this one.
+    pub fn revoke(&mut self, lot: Lot, grant: Grant) -> bool {
+        let revoked =
+            self.entries.get(&lot).is_some_and(|entry| entry.seal == Seal::Open && entry.grant <= grant);
+        if revoked {
+            self.entries.remove(&lot);
+        }
+        revoked
+    }
+
+    /// The lots that were accepted.
+    pub fn accepted(&self) -> BTreeSet<Lot> {
+        let accepted = |(lot, entry): (&Lot, &Entry)| (entry.seal == Seal::Accepted).then_some(*lot);
+        self.entries.iter().filter_map(accepted).collect()
+    }
+
+    /// All seals, or only those that wait for their verdict.
+    pub fn seals(&self, waiting_only: bool) -> Vec<SealedLot> {
+        let mut seals = Vec::new();
+        for (&lot, entry) in &self.entries {
+            let accepted = entry.seal == Seal::Accepted;
+            if entry.seal != Seal::Open && !(waiting_only && accepted) {
+                seals.push(SealedLot { lot, grant: entry.grant, accepted });
+            }
+        }
+        seals
+    }
+
+    /// Lots with anything in them.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOT: Lot = Lot(0);
+
+    fn grant(attempt: u32) -> Grant {
+        Grant { lease: LeaseNo::default(), attempt: Attempt(attempt) }
+    }
+
+    fn book() -> Book {
+        Book::new(Lots { microbatches: 4, lots: 2 })
+    }
+
+    #[test]
+    fn a_gradient_without_a_grant_is_thrown_away() {
+        assert_eq!(book().fold(LOT, Microbatch(0), grant(0), JobId(0)), Fold::Discard);
+    }
+
+    #[test]
+    fn a_gradient_is_folded_once_and_only_under_the_current_grant() {
+        let mut book = book();
+        assert_eq!(book.grant(LOT, grant(1)), Granted::Yes);
+        assert_eq!(book.fold(LOT, Microbatch(0), grant(0), JobId(0)), Fold::Discard);
+        assert_eq!(book.fold(LOT, Microbatch(0), grant(1), JobId(1)), Fold::Add);
+        assert_eq!(book.fold(LOT, Microbatch(0), grant(1), JobId(2)), Fold::Discard);
+        assert_eq!(book.grant(LOT, grant(0)), Granted::Old);
+    }
+
+    #[test]
+    fn a_later_grant_starts_the_lot_again() {
+        let mut book = book();
+        book.grant(LOT, grant(1));
+        book.fold(LOT, Microbatch(0), grant(1), JobId(1));
+        assert_eq!(book.grant(LOT, grant(2)), Granted::Instead);
+        assert_eq!(book.fold(LOT, Microbatch(0), grant(2), JobId(2)), Fold::Add);
+        assert_eq!(book.fold(LOT, Microbatch(1), grant(1), JobId(3)), Fold::Discard);
+    }
+
+    #[test]
+    fn the_last_gradient_waits_for_the_verdict_and_a_sealed_lot_survives_a_later_grant() {
+        let mut book = book();
+        book.grant(LOT, grant(1));
+        book.fold(LOT, Microbatch(1), grant(1), JobId(1));
+        assert_eq!(book.fold(LOT, Microbatch(0), grant(1), JobId(2)), Fold::Withhold);
+        assert_eq!(book.grant(LOT, grant(2)), Granted::Sealed);
+        assert!(!book.revoke(LOT, grant(9)));
+        assert_eq!(book.accept(LOT), Some(JobId(2)));
+        assert_eq!(book.accept(LOT), None);
+        assert_eq!(book.accepted(), [LOT].into());
+    }
+
+    #[test]
+    fn a_refused_lot_gives_up_the_withheld_gradient_and_no_neighbour() {
+        let mut book = book();
+        for lot in [Lot(0), Lot(1)] {
+            book.grant(lot, grant(1));
+            for microbatch in 2 * lot.0..2 * lot.0 + 2 {
+                book.fold(lot, Microbatch(microbatch), grant(1), JobId(microbatch.into()));
+            }
+        }
+        book.accept(Lot(1));
+        assert_eq!(book.drop_lot(Lot(0)), (vec![Lot(0)], Some(JobId(1))));
+        assert_eq!(book.accepted(), [Lot(1)].into());
+    }
+}

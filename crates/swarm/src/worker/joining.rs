@@ -1,0 +1,200 @@
+//! How a worker gets a stage's state: from the seed, a checkpoint or a donor; and how it gives it to others.
+
+use crate::ids::*;
+use crate::message::*;
+use crate::refusal::Refusal;
+use crate::time::Time;
+use crate::worker::io::LoadFrom;
+use crate::worker::{Command, Worker};
+
+/// A state on its way to us.
+#[derive(Clone, Debug)]
+pub(super) struct Fetch {
+    donor: Option<PeerId>,
+    retry: u32,
+    loading: bool,
+    retry_at: Time,
+}
+
+impl Fetch {
+    pub(super) fn retry_at(&self) -> Option<Time> {
+        (self.donor.is_some() && !self.loading).then_some(self.retry_at)
+    }
+}
+
+impl Worker {
+    pub(super) fn on_welcome(&mut self, member: MemberNo, incarnation: u64, out: &mut Vec<Command>) {
+        if incarnation != self.incarnation {
+            return self.refusals.count(Refusal::OldAttempt);
+        }
+        if self.member != Some(member) {
+            self.member = Some(member);
+            self.send_beat(out);
+        }
+    }
+
+    /// The coordinator does not know us (any more): whatever we hold is worthless.
+    pub(super) fn on_stranger(&mut self, member: Option<MemberNo>, now: Time, out: &mut Vec<Command>) {
+        if member.is_none() || member != self.member {
+            return self.refusals.count(Refusal::OldAttempt);
+        }
+        self.drop_step(out);
+        self.member = None;
+        self.stage = None;
+        self.whole = false;
+        self.active = false;
+        self.fetch = None;
+        self.applying = None;
+        self.incarnation += 1;
+        self.ahead.clear();
+        self.next_beat = now;
+    }
+
+    /// Hold this stage at the fence's version.
+    pub(super) fn on_assign(&mut self, fence: Fence, assign: Assign, now: Time, out: &mut Vec<Command>) {
+        if self.member.is_some_and(|member| member > assign.member) || fence.epoch < self.epoch {
+            return self.refusals.count(Refusal::OldEpoch);
+        }
+        let same = self.stage == Some(assign.stage) && self.member == Some(assign.member);
+        if same && fence.epoch == self.epoch && !self.changes_source(assign.source) {
+            return self.refusals.count(Refusal::Repeated);
+        }
+        let keep = same && fence.epoch == self.epoch && self.whole;
+        if keep && self.version >= fence.step {
+            return self.send_beat(out); // Already there: the coordinator has not heard of it yet.
+        }
+        self.member = Some(assign.member);
+        self.stage = Some(assign.stage);
+        self.active = false;
+        self.applying = None;
+        self.drop_step(out);
+        if !keep {
+            self.whole = false;
+            self.version = fence.step;
+        }
+        self.epoch = fence.epoch;
+        self.start_fetch(fence, assign, now, out);
+    }
+
+    /// We count from now on.
+    pub(super) fn on_activate(&mut self, fence: Fence, now: Time, out: &mut Vec<Command>) {
+        if !self.whole || (fence.epoch, fence.step) != (self.epoch, self.version) {
+            return self.refusals.count(Refusal::OldStep);
+        }
+        self.active = true;
+        self.send_beat(out);
+        self.look_again(now, out);
+    }
+
+    /// Somebody asks for our state, or sends what we asked for.
+    pub(super) fn on_state_message(&mut self, envelope: Envelope, out: &mut Vec<Command>) {
+        let fence = envelope.fence;
+        match (envelope.body, envelope.from) {
+            (Body::StateRequest { stage, have }, Address::Worker(joiner)) => {
+                if self.stage != Some(stage) || !self.whole || fence.epoch != self.epoch {
+                    return self.refusals.count(Refusal::OtherStage);
+                }
+                if self.applying.is_some() || fence.step > self.version {
+                    // Half an update is no state, and an old one would take the joiner back: the request waits
+                    // until we are there.
+                    let body = Body::StateRequest { stage, have };
+                    return self.keep_for_later(Envelope { body, ..envelope_of(joiner, self.me, fence) });
+                }
+                out.push(Command::SendState { to: joiner, fence: self.fence(Attempt(0)), stage, have });
+            }
+            (Body::State { stage, payload, onto }, Address::Worker(donor)) => {
+                self.on_state(fence, donor, stage, payload, onto, out);
+            }
+            _ => self.refusals.count(Refusal::Malformed),
+        }
+    }
+
+    /// The state is loaded.
+    pub(super) fn on_loaded(&mut self, epoch: Epoch, version: Step, now: Time, out: &mut Vec<Command>) {
+        if epoch != self.epoch || !self.fetch.as_ref().is_some_and(|fetch| fetch.loading) {
+            return;
+        }
+        self.fetch = None;
+        self.whole = true;
+        self.version = version;
+        self.send_beat(out);
+        self.look_again(now, out);
+    }
+
+    /// Asks again for what did not come.
+    pub(super) fn retry_fetch(&mut self, now: Time, out: &mut Vec<Command>) {
+        let unknown = self.spec.tuning.unknown;
+        let Some(fetch) = self.fetch.as_mut().filter(|fetch| fetch.retry_at().is_some_and(|at| now >= at))
+        else {
+            return;
+        };
+        fetch.retry += 1;
+        fetch.retry_at = now + unknown.times(4 << fetch.retry.min(6));
+        let donor = fetch.donor;
+        self.ask(donor, out);
+    }
+
+    fn start_fetch(&mut self, fence: Fence, assign: Assign, now: Time, out: &mut Vec<Command>) {
+        let donor = match assign.source {
+            Source::Donor(peer) => Some(peer),
+            Source::Seed | Source::Checkpoint => None,
+        };
+        let retry_at = now + self.spec.tuning.unknown.times(4);
+        self.fetch = Some(Fetch { donor, retry: 0, loading: donor.is_none(), retry_at });
+        match assign.source {
+            Source::Donor(_) => self.ask(donor, out),
+            Source::Seed | Source::Checkpoint => {
+                let from = if assign.source == Source::Seed { LoadFrom::Seed } else { LoadFrom::Checkpoint };
+                let (stage, epoch, version) = (assign.stage, fence.epoch, fence.step);
+                out.push(Command::Load { stage, epoch, version, from });
+            }
+        }
+    }
+
+    fn ask(&mut self, donor: Option<PeerId>, out: &mut Vec<Command>) {
+        if let (Some(donor), Some(stage)) = (donor, self.stage) {
+            let have = self.whole.then_some(self.version);
+            let fence = self.fence(Attempt(0));
+            self.send(Address::Worker(donor), fence, Body::StateRequest { stage, have }, out);
+        }
+    }
+
+    /// Whether the order names another source than the one that is being asked. A state that has come from
+    /// the old one and is being loaded is as good.
+    fn changes_source(&self, source: Source) -> bool {
+        let donor = match source {
+            Source::Donor(peer) => Some(peer),
+            Source::Seed | Source::Checkpoint => None,
+        };
+        self.fetch.as_ref().is_none_or(|fetch| fetch.donor != donor && !fetch.loading)
+    }
+
+    fn on_state(
+        &mut self,
+        fence: Fence,
+        donor: PeerId,
+        stage: StageId,
+        payload: Payload,
+        onto: Option<Step>,
+        out: &mut Vec<Command>,
+    ) {
+        let asked = self.fetch.as_ref().is_some_and(|fetch| fetch.donor == Some(donor) && !fetch.loading);
+        if !asked || self.stage != Some(stage) || fence.epoch != self.epoch {
+            return self.refusals.count(Refusal::Unasked);
+        }
+        let fits = onto.is_none_or(|onto| self.whole && onto == self.version);
+        if !fits || fence.step < self.version {
+            return self.refusals.count(Refusal::OldStep);
+        }
+        if let Some(fetch) = self.fetch.as_mut() {
+            fetch.loading = true;
+        }
+        let from = LoadFrom::Donor(payload, onto);
+        out.push(Command::Load { stage, epoch: fence.epoch, version: fence.step, from });
+    }
+}
+
+fn envelope_of(from: PeerId, to: PeerId, fence: Fence) -> Envelope {
+    let (from, to) = (Address::Worker(from), Address::Worker(to));
+    Envelope { protocol: PROTOCOL, from, to, fence, body: Body::Stranger { member: None } }
+}

@@ -1,0 +1,295 @@
+//! The worker's end of a step: reduce, prepare, and on the commit, and only then, apply.
+
+use crate::ids::*;
+use crate::journal::Commit;
+use crate::message::*;
+use crate::refusal::Refusal;
+use crate::time::Time;
+use crate::worker::book::Book;
+use crate::worker::io::Contribute;
+use crate::worker::reduction::Reduction;
+use crate::worker::{Command, Worker};
+
+impl Worker {
+    /// The coordinator starts an attempt to reduce.
+    pub(super) fn on_reduce(&mut self, envelope: Envelope, now: Time, out: &mut Vec<Command>) {
+        if !self.is_now(&envelope) {
+            return;
+        }
+        let number = (envelope.fence.term, envelope.fence.attempt);
+        let Body::Reduce(plan) = envelope.body else { return };
+        let sound = plan.is_sound(self.spec.lots, self.spec.elements) && plan.members.contains(&self.me);
+        if self.stage != Some(plan.stage) || !sound {
+            return self.refusals.count(Refusal::Nonsense);
+        }
+        if self.reduction.as_ref().is_some_and(|now| (now.term, now.attempt) >= number) {
+            self.send_prepared(out);
+            return self.refusals.count(Refusal::Repeated);
+        }
+        // The plan is the ledger's word: a verdict that was lost on the way is made up for here.
+        for lot in plan.lots_of(self.me) {
+            out.extend(self.book.accept(lot).map(|job| Command::Fold(job, lot)));
+        }
+        let accepted = self.book.accepted();
+        let lost: Vec<Lot> = plan.lots_of(self.me).difference(&accepted).copied().collect();
+        if !lost.is_empty() {
+            return self.tell_lost(lost, out);
+        }
+        let tuning = self.spec.tuning;
+        let patience = now + self.reduce_time.deadline(tuning.slack, tuning.unknown, number.1.0.min(3));
+        self.drop_uncounted(plan.lots_of(self.me), out);
+        self.reduction = Some(Reduction::new(self.me, number.0, number.1, plan, now, patience));
+        out.push(Command::BeginReduce);
+        self.contribute(out);
+        self.sum_complete_parts(out);
+        self.look_again(now, out);
+    }
+
+    /// A holder's sums of a part of ours, or to be passed on.
+    pub(super) fn on_contribution(&mut self, envelope: Envelope, out: &mut Vec<Command>) {
+        let me = self.me;
+        let Some(reduction) = self.current_reduction(&envelope) else { return };
+        let Body::Contribution { part, holder, ref nodes, payload, .. } = envelope.body else { return };
+        let owner = reduction.plan.parts.get(part as usize).map(|part| part.owner);
+        if owner.is_some_and(|owner| owner != me) {
+            return self.pass_on(owner, envelope, out);
+        }
+        if !reduction.contribute(part, holder, (nodes.clone(), payload)) {
+            return self.refusals.count(Refusal::Repeated);
+        }
+        self.sum_complete_parts(out);
+    }
+
+    /// A reduced part, for us or to be passed on.
+    pub(super) fn on_reduced(&mut self, envelope: Envelope, out: &mut Vec<Command>) {
+        let me = self.me;
+        let Some(reduction) = self.current_reduction(&envelope) else { return };
+        let Body::Reduced { part, member, payload, .. } = envelope.body else { return };
+        if !reduction.plan.members.contains(&member) {
+            return self.refusals.count(Refusal::Nonsense);
+        }
+        if member != me {
+            return self.pass_on(Some(member), envelope, out);
+        }
+        self.write_part(part, payload, out);
+    }
+
+    /// A part of ours was added up: everybody needs it.
+    pub(super) fn on_summed(
+        &mut self,
+        term: Term,
+        attempt: Attempt,
+        part: u32,
+        payload: Payload,
+        out: &mut Vec<Command>,
+    ) {
+        let Some(reduction) = self.reduction.as_ref() else { return };
+        if (reduction.term, reduction.attempt) != (term, attempt) {
+            return;
+        }
+        let (plan, stage) = (&reduction.plan, reduction.plan.stage);
+        for &member in plan.members.iter().filter(|member| **member != self.me) {
+            let to = Address::Worker(plan.next_hop(self.me, member));
+            let body = Body::Reduced { stage, part, member, payload };
+            self.send(to, Fence { term, ..self.fence(attempt) }, body, out);
+        }
+        self.write_part(part, payload, out);
+    }
+
+    /// The reduced gradient was looked at: the coordinator may commit.
+    pub(super) fn on_prepared(
+        &mut self,
+        term: Term,
+        attempt: Attempt,
+        digest: Digest,
+        summary: Vec<u8>,
+        now: Time,
+        out: &mut Vec<Command>,
+    ) {
+        let Some(reduction) = self.reduction.as_mut() else { return };
+        if (reduction.term, reduction.attempt) == (term, attempt) {
+            reduction.prepared = Some((digest, summary));
+            self.reduce_time.observe(now.since(reduction.began));
+            self.send_prepared(out);
+        }
+    }
+
+    pub(super) fn send_prepared(&mut self, out: &mut Vec<Command>) {
+        let Some(reduction) = self.reduction.as_ref().filter(|reduction| reduction.term == self.term) else {
+            return;
+        };
+        if let (Some((digest, summary)), Some(stage)) = (reduction.prepared.clone(), self.stage) {
+            self.tell_coordinator(reduction.attempt, Body::Prepared { stage, digest, summary }, out);
+        }
+    }
+
+    /// The step is closed. The only place where an update begins.
+    pub(super) fn on_commit(&mut self, commit: Commit, out: &mut Vec<Command>) {
+        let theirs = (commit.epoch, commit.step);
+        if theirs < (self.epoch, self.version) || self.applying.is_some() {
+            return self.refusals.count(Refusal::Repeated);
+        }
+        if theirs > (self.epoch, self.version) || !self.active {
+            return self.refusals.count(Refusal::TooFarAhead); // Our next beat shows it, and we are sent the state.
+        }
+        let stage = self.stage.unwrap_or_default();
+        let ours = self.reduction.as_ref().and_then(|reduction| reduction.prepared.as_ref());
+        if ours.map(|(digest, _)| digest) != commit.digests.get(stage.0 as usize) {
+            // We were left out of the reduction that counted: what came after our version must be fetched.
+            self.active = false;
+            self.refusals.count(Refusal::Unasked);
+            return self.send_beat(out);
+        }
+        self.drop_step(out);
+        self.applying = Some(commit.clone());
+        out.push(Command::Apply(commit));
+    }
+
+    /// The update is done.
+    pub(super) fn on_applied(&mut self, epoch: Epoch, version: Step, now: Time, out: &mut Vec<Command>) {
+        let Some(commit) =
+            self.applying.take_if(|commit| (commit.epoch, commit.step.next()) == (epoch, version))
+        else {
+            return;
+        };
+        self.version = version;
+        if let Some(stage) = self.stage
+            && commit.savers.contains(&self.me)
+        {
+            out.push(Command::Save(stage, epoch, version));
+        }
+        self.last_commit = Some(commit);
+        self.send_beat(out);
+        self.look_again(now, out);
+    }
+
+    pub(super) fn on_saved(&mut self, epoch: Epoch, version: Step, out: &mut Vec<Command>) {
+        if let Some(stage) = self.stage
+            && epoch == self.epoch
+        {
+            self.tell_coordinator(Attempt(0), Body::Saved { stage, version }, out);
+        }
+    }
+
+    /// Drops all work of the step: it is closed, or void.
+    pub(super) fn drop_step(&mut self, out: &mut Vec<Command>) {
+        out.extend(self.jobs.clear().into_iter().map(Command::Forget));
+        self.book = Book::new(self.spec.lots);
+        self.reduction = None;
+    }
+
+    /// Complains if the reduction hangs on somebody.
+    pub(super) fn check_patience(&mut self, now: Time, out: &mut Vec<Command>) {
+        let tuning = self.spec.tuning;
+        let Some(reduction) = self.reduction.as_mut().filter(|r| r.prepared.is_none() && now >= r.patience)
+        else {
+            return;
+        };
+        let waits = reduction.waits_for();
+        if waits.is_some_and(|(_, certain)| !certain) && !reduction.doubted {
+            // The owner may itself be waiting for another, which it will then name sooner than we would name it.
+            reduction.doubted = true;
+            reduction.patience = now + now.since(reduction.began);
+            return;
+        }
+        reduction.patience = now + tuning.unknown;
+        let (stage, attempt) = (reduction.plan.stage, reduction.attempt);
+        if let Some((on, certain)) = waits {
+            self.tell_coordinator(attempt, Body::Stuck { stage, on, certain }, out);
+        }
+    }
+
+    /// The reduction that a message is about, if we are in it; kept if we have not heard of it.
+    fn current_reduction(&mut self, envelope: &Envelope) -> Option<&mut Reduction> {
+        if !self.is_now(envelope) {
+            return None;
+        }
+        // Attempts are numbered stage by stage, and we may have held another before.
+        let (Body::Contribution { stage, .. } | Body::Reduced { stage, .. }) = envelope.body else {
+            return None;
+        };
+        if self.stage != Some(stage) {
+            self.refusals.count(Refusal::OtherStage);
+            return None;
+        }
+        let theirs = (envelope.fence.term, envelope.fence.attempt);
+        let ours = self.reduction.as_ref().map(|reduction| (reduction.term, reduction.attempt));
+        if ours.is_none_or(|ours| theirs > ours) {
+            self.keep_for_later(envelope.clone());
+            return None;
+        }
+        if ours != Some(theirs) {
+            self.refusals.count(Refusal::OldAttempt);
+            return None;
+        }
+        self.reduction.as_mut()
+    }
+
+    /// Lots that the plan gives to others: ours do not count, and are dropped.
+    fn drop_uncounted(&mut self, counted: std::collections::BTreeSet<Lot>, out: &mut Vec<Command>) {
+        for seal in self.book.seals(false) {
+            // An accepted lot that is not counted would be a fault of the ledger; the sum would not hold, so it
+            // is left to the digest check of the members rather than dropped here with its neighbours.
+            if !seal.accepted && !counted.contains(&seal.lot) {
+                let (gone, withheld) = self.book.drop_lot(seal.lot);
+                out.extend(withheld.map(Command::Discard));
+                out.push(Command::DropLots(gone));
+            }
+        }
+    }
+
+    fn contribute(&mut self, out: &mut Vec<Command>) {
+        let Some(reduction) = self.reduction.as_ref() else { return };
+        let plan = &reduction.plan;
+        let nodes = plan.nodes_of(self.me, self.spec.lots);
+        if nodes.is_empty() {
+            return;
+        }
+        let fence = Fence { term: reduction.term, ..self.fence(reduction.attempt) };
+        for (index, part) in plan.parts.iter().enumerate().filter(|(_, part)| part.owner != self.me) {
+            out.push(Command::Contribute(Contribute {
+                from: self.me,
+                to: plan.next_hop(self.me, part.owner),
+                fence,
+                stage: plan.stage,
+                part: index as u32,
+                start: part.start,
+                end: part.end,
+                nodes: nodes.clone(),
+            }));
+        }
+    }
+
+    fn sum_complete_parts(&mut self, out: &mut Vec<Command>) {
+        let (me, lots) = (self.me, self.spec.lots);
+        let Some(reduction) = self.reduction.as_mut() else { return };
+        let (term, attempt) = (reduction.term, reduction.attempt);
+        for (part, come) in reduction.complete_parts() {
+            let own = reduction.plan.nodes_of(me, lots);
+            let (start, end) =
+                reduction.plan.parts.get(part as usize).map_or((0, 0), |part| (part.start, part.end));
+            out.push(Command::Sum { term, attempt, part, start, end, own, come });
+        }
+    }
+
+    fn write_part(&mut self, part: u32, payload: Payload, out: &mut Vec<Command>) {
+        let Some(reduction) = self.reduction.as_mut() else { return };
+        if !reduction.write(part) {
+            return self.refusals.count(Refusal::Repeated);
+        }
+        out.push(Command::WriteReduced { start: reduction.plan.parts[part as usize].start, payload });
+        if reduction.is_whole() {
+            out.push(Command::Prepare(reduction.term, reduction.attempt));
+        }
+    }
+
+    /// A relay's part: the message goes on under our name, the holder or member in it stays.
+    fn pass_on(&mut self, to: Option<PeerId>, envelope: Envelope, out: &mut Vec<Command>) {
+        match to {
+            Some(to) if Address::Worker(to) != envelope.from => {
+                self.send(Address::Worker(to), envelope.fence, envelope.body, out);
+            }
+            _ => self.refusals.count(Refusal::Nonsense),
+        }
+    }
+}

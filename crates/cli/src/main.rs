@@ -12,6 +12,7 @@ mod report;
 mod run_folder;
 mod schema;
 mod session;
+mod sim;
 mod train;
 mod words;
 
@@ -37,6 +38,8 @@ enum Command {
     Eval(eval::Arguments),
     /// Let a trained model write
     Generate(generate::Arguments),
+    /// Simulate a swarm and everything that can go wrong in it
+    Sim(sim::Arguments),
     /// Look into checkpoints
     Checkpoint(checkpoint::Arguments),
     /// Print the JSON Schema of run files, for editors that complete and check them
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Eval(arguments) => eval::run(&arguments),
         Command::Generate(arguments) => generate::run(&arguments),
+        Command::Sim(arguments) => sim::run(&arguments),
         Command::Checkpoint(arguments) => checkpoint::run(&arguments),
         Command::Schema => schema::run(),
     };

@@ -27,7 +27,7 @@ impl std::fmt::Display for Failure {
         for (at, fault) in &self.smallest.faults {
             writeln!(f, "  at {:.3} s {fault:?}", *at as f64 / 1e6)?;
         }
-        write!(f, "replay it: cargo run -p starling-sim --example replay -- {}", self.seed)
+        write!(f, "replay it: starling sim replay {}", self.seed)
     }
 }
 

@@ -1,5 +1,6 @@
 //! `starling generate`: lets a trained model write.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -87,7 +88,9 @@ impl<'a> Shown<'a> {
         // A character that is not whole yet ends the text as U+FFFD, and may still change.
         let whole = text.trim_end_matches('\u{FFFD}').len();
         if whole > self.bytes {
-            let _ = words::show(&text[self.bytes..whole]); // What cannot be shown is lost on nobody.
+            let new = &text[self.bytes..whole];
+            let safe = if std::io::stdout().is_terminal() { words::printable(new) } else { new.to_string() };
+            let _ = words::show(&safe); // What cannot be shown is lost on nobody.
             self.bytes = whole;
         }
     }

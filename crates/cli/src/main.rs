@@ -30,17 +30,11 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train a run file, or a plain text file with sensible defaults
     Train(train::Arguments),
-    /// What a run would need and what would hold it up, before anything is trained
     Plan(plan::Arguments),
-    /// Loss, perplexity and bits per byte on held-out text
     Eval(eval::Arguments),
-    /// Let a trained model write
     Generate(generate::Arguments),
-    /// Simulate a swarm and everything that can go wrong in it
     Sim(sim::Arguments),
-    /// Look into checkpoints
     Checkpoint(checkpoint::Arguments),
     /// Print the JSON Schema of run files, for editors that complete and check them
     Schema,

@@ -277,7 +277,10 @@ impl Training<'_> {
         let stages = self.session.reference.stages();
         let tokens = generate(stages, context, vec![start], count, choice, Some(start), |_| {})?;
         let text = self.session.tokeniser.decode(&tokens[1..]);
-        self.progress.say(&format!("         it writes: {}", text.trim().replace('\n', "\n           ")));
+        self.progress.say(&format!(
+            "         it writes: {}",
+            words::printable(text.trim()).replace('\n', "\n           ")
+        ));
         Ok(self.log.append(Event::Sample { step, text })?)
     }
 

@@ -20,6 +20,11 @@ pub fn tell(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
+/// Text that a terminal can show: what a model writes may hold control characters, which would act on it.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{FFFD}' } else { c }).collect()
+}
+
 /// 1234567 → "1.23 M".
 pub fn count(value: f64) -> String {
     let (scaled, unit) = match value {
@@ -67,6 +72,11 @@ pub fn time(duration: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_characters_do_not_reach_a_terminal() {
+        assert_eq!(printable("a\u{1b}[2Jb\nc"), "a\u{FFFD}[2Jb\nc");
+    }
 
     #[test]
     fn numbers_keep_three_digits() {

@@ -152,9 +152,11 @@ fn restore(session: &mut Session, folder: &RunFolder) -> Result<()> {
         }
         let manifest = &checkpoint.manifest;
         let (was, is) = (&manifest.run.train, &session.reference.run().train);
-        if (was.microbatch, was.lots) != (is.microbatch, is.lots) {
+        let class = session.reference.stages().first().map(|stage| stage.class());
+        if (was.microbatch, was.lots) != (is.microbatch, is.lots) || class.as_ref() != Some(&manifest.class) {
             words::tell(
-                "note: microbatches or lots differ from the checkpoint's; sums run in another order from here on, so the last bits will differ",
+                "note: microbatches, lots or the engine differ from the checkpoint's; sums run in another order from \
+                 here on, so the last bits will differ",
             );
         }
         words::tell(&format!("going on from step {} ({})", manifest.step, path.display()));

@@ -75,7 +75,8 @@ fn an_orderly_stop_writes_a_checkpoint_and_says_how_to_go_on() {
         place.good("train small.toml --out whole --set optimiser.decay_steps=120 --set checkpoint.every=0");
         place.good("train small.toml --out stopped --resume --set train.steps=120");
         let (stopped, whole) = (place.hashes("stopped"), place.hashes("whole"));
-        let both = stopped.len().min(whole.len());
-        assert!(both > 1 && stopped[..both] == whole[..both], "{signal}");
+        assert_eq!(whole.len(), 120);
+        // A loaded machine may have let it run past step 120 before the signal came.
+        assert_eq!(stopped[..120], whole[..], "{signal}");
     }
 }

@@ -2,6 +2,7 @@
 
 use starling_swarm::ids::*;
 use starling_swarm::lots::Lots;
+use starling_swarm::spec::{Reduce, Sync};
 
 use crate::fault::Fault;
 use crate::network::Link;
@@ -38,6 +39,9 @@ pub fn scenario(seed: u64) -> Scenario {
     let mut scenario = Scenario::small(seed, stages, rng.between(1, 3) as usize);
     let microbatches = rng.between(1, 12) as u32;
     scenario.spec.lots = Lots { microbatches, lots: rng.between(1, microbatches.into()) as u32 };
+    scenario.spec.sync = if rng.chance(0.5) { Sync::Step } else { Sync::Delayed };
+    scenario.spec.reduce = if rng.chance(0.7) { Reduce::Exact } else { Reduce::Fast };
+    scenario.spec.tuning.keep_bytes = if rng.chance(0.8) { 1 << 30 } else { rng.below(1_000_000) };
     scenario.spec.steps = Step(rng.between(2, 6));
     scenario.spec.checkpoint_every = rng.below(3);
     scenario.spec.elements = rng.between(1, 12);

@@ -6,8 +6,10 @@ use std::collections::BTreeMap;
 use starling_swarm::ids::*;
 use starling_swarm::journal::Commit;
 use starling_swarm::lots::TreeNode;
+use starling_swarm::spec::Reduce;
 use starling_swarm::worker::book::JobId;
 
+use crate::rng::mix;
 use crate::toy::{Gradient, Toy};
 
 /// A peer's weights and work.
@@ -16,22 +18,25 @@ pub struct Host {
     toy: Toy,
     /// The stage that it holds.
     pub stage: StageId,
-    /// Its weights.
-    pub weights: u64,
-    /// The weights before the last update, for the negative control.
-    pub old_weights: u64,
+    /// Its weights, by version: the newest, and those before that an open step is computed with.
+    weights: BTreeMap<Step, u64>,
     jobs: BTreeMap<JobId, Job>,
-    lots: BTreeMap<Lot, Vec<(Microbatch, Gradient)>>,
+    gradients: BTreeMap<JobId, (Step, Microbatch, Gradient)>,
+    lots: BTreeMap<LotOf, Terms>,
+    reducing: Step,
     reduced: Vec<Option<u64>>,
 }
+
+/// What a lot is the sum of.
+type Terms = Vec<(Microbatch, Gradient)>;
 
 #[derive(Clone, Copy, Debug)]
 struct Job {
     step: Step,
+    weights: u64,
     microbatch: Microbatch,
     input: u64,
     output: u64,
-    gradient: Option<Gradient>,
 }
 
 /// Some sums as they go over the wire: node after node, element after element; and which microbatches are in
@@ -50,110 +55,175 @@ impl Host {
         Host {
             toy,
             stage: StageId(0),
-            weights: 0,
-            old_weights: 0,
+            weights: BTreeMap::new(),
             jobs: BTreeMap::new(),
+            gradients: BTreeMap::new(),
             lots: BTreeMap::new(),
+            reducing: Step(0),
             reduced: Vec::new(),
         }
     }
 
-    /// A state is loaded: all work under way is dropped.
-    pub fn load(&mut self, stage: StageId, weights: u64) {
-        (self.stage, self.weights, self.old_weights) = (stage, weights, weights);
-        self.drop_work();
+    /// The newest weights, and their version.
+    pub fn newest(&self) -> (Step, u64) {
+        self.weights.last_key_value().map_or((Step(0), 0), |(&version, &weights)| (version, weights))
     }
 
-    /// Forward; `stale` computes with the weights before the last update.
+    /// All weights that it has, by version.
+    pub fn weights(&self) -> &BTreeMap<Step, u64> {
+        &self.weights
+    }
+
+    /// A state is loaded: all work under way is dropped.
+    pub fn load(&mut self, stage: StageId, weights: BTreeMap<Step, u64>) {
+        (self.stage, self.weights) = (stage, weights);
+        self.jobs.clear();
+        self.gradients.clear();
+        self.lots.clear();
+        self.reduced.clear();
+    }
+
+    /// A later version is here, by an update or by what a donor sent.
+    pub fn catch_up(&mut self, version: Step, weights: u64) {
+        self.weights.insert(version, weights);
+        let oldest = self.toy.sync.weights_of(version);
+        self.weights.retain(|&kept, _| kept >= oldest);
+    }
+
+    /// Forward; `stale` computes with the weights of the version before.
     pub fn forward(
         &mut self,
         job: JobId,
         step: Step,
+        version: Step,
         microbatch: Microbatch,
         input: u64,
         stale: bool,
     ) -> u64 {
         let input = if self.stage.0 == 0 { self.toy.tokens(step, microbatch) } else { input };
-        let output = self.toy.forward(if stale { self.old_weights } else { self.weights }, input);
-        self.jobs.insert(job, Job { step, microbatch, input, output, gradient: None });
+        // Who computes with weights that it does not have computes nonsense, and the invariants say so.
+        let mut weights = self.weights.get(&version).copied().unwrap_or_default();
+        if stale {
+            weights = mix(weights);
+        }
+        let output = self.toy.forward(weights, input);
+        self.jobs.insert(job, Job { step, weights, microbatch, input, output });
         output
     }
 
     /// Backward; the last stage starts from its own output.
     pub fn backward(&mut self, job: JobId, gradient: Option<u64>) -> u64 {
-        let Some(entry) = self.jobs.get_mut(&job) else { return 0 };
+        let Some(entry) = self.jobs.get(&job) else { return 0 };
         let come = gradient.unwrap_or(entry.output);
-        let (before, gradient) = self.toy.backward(self.weights, entry.input, come);
-        entry.gradient = Some(gradient);
+        let (before, gradient) = self.toy.backward(entry.weights, entry.input, come);
+        self.gradients.insert(job, (entry.step, entry.microbatch, gradient));
         before
     }
 
-    /// Adds a gradient to a lot; returns what was added.
-    pub fn fold(&mut self, job: JobId, lot: Lot) -> Option<(Step, Microbatch)> {
-        let entry = self.jobs.remove(&job)?;
-        self.lots.entry(lot).or_default().push((entry.microbatch, entry.gradient?));
-        Some((entry.step, entry.microbatch))
+    /// Adds a gradient to a lot.
+    pub fn fold(&mut self, job: JobId, at: LotOf) {
+        if let Some((_, microbatch, gradient)) = self.gradients.remove(&job) {
+            self.lots.entry(at).or_default().push((microbatch, gradient));
+        }
     }
 
     /// For the negative control: the last gradient of a lot once more.
-    pub fn fold_again(&mut self, lot: Lot) {
-        if let Some(terms) = self.lots.get_mut(&lot)
+    pub fn fold_again(&mut self, at: LotOf) {
+        if let Some(terms) = self.lots.get_mut(&at)
             && let Some(&last) = terms.last()
         {
             terms.push(last);
         }
     }
 
-    /// Throws a job away.
+    /// Throws a gradient away.
+    pub fn discard(&mut self, job: JobId) {
+        self.gradients.remove(&job);
+    }
+
+    /// Throws away what is kept for a job.
     pub fn forget(&mut self, job: JobId) {
         self.jobs.remove(&job);
     }
 
     /// Drops lots whole.
-    pub fn drop_lots(&mut self, lots: &[Lot]) {
-        lots.iter().for_each(|lot| drop(self.lots.remove(lot)));
+    pub fn drop_lots(&mut self, lots: &[LotOf]) {
+        lots.iter().for_each(|at| drop(self.lots.remove(at)));
     }
 
-    /// An attempt to reduce begins.
-    pub fn begin_reduce(&mut self) {
+    /// Drops what belongs to the steps before this one.
+    pub fn drop_before(&mut self, step: Step) {
+        self.lots.retain(|at, _| at.step >= step);
+        self.gradients.retain(|_, (of, _, _)| *of >= step);
+    }
+
+    /// Jobs, gradients and lots that it holds.
+    pub fn holds(&self) -> (usize, usize, usize) {
+        (self.jobs.len(), self.gradients.len(), self.lots.len())
+    }
+
+    /// An attempt to reduce a step begins.
+    pub fn begin_reduce(&mut self, step: Step) {
+        self.reducing = step;
         self.reduced = vec![None; self.toy.elements as usize];
     }
 
-    /// The sums at some nodes.
+    /// The sums at some nodes of the step that is reduced.
     pub fn read(&self, nodes: &[TreeNode], start: u64, end: u64) -> Piece {
         let mut piece = Piece::default();
         for &node in nodes {
+            let under = self.toy.lots.lots_under(node);
+            let first = LotOf { step: self.reducing, lot: Lot(under.start) };
+            let last = LotOf { step: self.reducing, lot: Lot(under.end) };
             for element in start..end {
                 let mut known = BTreeMap::new();
-                for lot in self.toy.lots.lots_under(node).map(Lot) {
-                    let terms = self.lots.get(&lot).map_or(&[][..], |terms| &terms[..]);
-                    known.insert(TreeNode { level: 0, index: lot.0 }, self.toy.lot_sum(terms, element));
+                for (at, terms) in self.complete(first, last) {
+                    let leaf = TreeNode { level: 0, index: at.lot.0 };
+                    known.insert(leaf, self.toy.lot_sum(terms, element));
                 }
-                piece.values.push(self.toy.tree_sum(node, &known).unwrap_or_default());
+                let sum = match node {
+                    TreeNode::ALL => known.values().fold(0, |sum, &term| self.toy.add(sum, term)),
+                    node => self.toy.tree_sum(node, &known).unwrap_or_default(),
+                };
+                piece.values.push(sum);
             }
-            for lot in self.toy.lots.lots_under(node).map(Lot) {
-                let terms = self.lots.get(&lot).map_or(&[][..], |terms| &terms[..]);
+            for (_, terms) in self.complete(first, last) {
                 piece.microbatches.extend(terms.iter().map(|(microbatch, _)| *microbatch));
             }
         }
         piece
     }
 
+    /// The lots that are complete: only what was accepted is, since the last gradient is withheld until then.
+    fn complete(&self, first: LotOf, last: LotOf) -> impl Iterator<Item = (&LotOf, &Terms)> {
+        let whole =
+            |(at, terms): &(&LotOf, &Terms)| terms.len() >= self.toy.lots.microbatches_of(at.lot).len();
+        self.lots.range(first..last).filter(whole)
+    }
+
     /// Adds up a part from our own nodes and those that came.
     pub fn sum(&self, own: &[TreeNode], come: &[(Vec<TreeNode>, Piece)], start: u64, end: u64) -> Piece {
         let mine = self.read(own, start, end);
+        let pieces = || come.iter().map(|(nodes, piece)| (&nodes[..], piece)).chain([(own, &mine)]);
         let mut total = Piece::default();
         let width = (end - start) as usize;
         for element in 0..width {
             let mut known = BTreeMap::new();
-            for (nodes, piece) in come.iter().map(|(n, p)| (&n[..], p)).chain([(own, &mine)]) {
+            let mut all = 0;
+            for (nodes, piece) in pieces() {
                 for (index, node) in nodes.iter().enumerate() {
-                    known.insert(*node, piece.values[index * width + element]);
+                    let value = piece.values[index * width + element];
+                    known.insert(*node, value);
+                    all = self.toy.add(all, value);
                 }
             }
-            total.values.push(self.toy.tree_sum(self.toy.root(), &known).unwrap_or_default());
+            let sum = match self.toy.reduce {
+                Reduce::Exact => self.toy.tree_sum(self.toy.root(), &known).unwrap_or_default(),
+                Reduce::Fast => all,
+            };
+            total.values.push(sum);
         }
-        for piece in come.iter().map(|(_, piece)| piece).chain([&mine]) {
+        for (_, piece) in pieces() {
             total.microbatches.extend(&piece.microbatches);
         }
         total.microbatches.sort();
@@ -179,14 +249,8 @@ impl Host {
     pub fn apply(&mut self, commit: &Commit) {
         let digest = self.prepare().unwrap_or_default();
         let constants = commit.constants.as_slice().try_into().map_or(0, u64::from_le_bytes);
-        self.old_weights = self.weights;
-        self.weights = self.toy.apply(self.weights, digest, constants);
-        self.drop_work();
-    }
-
-    fn drop_work(&mut self) {
-        self.jobs.clear();
-        self.lots.clear();
+        let (_, weights) = self.newest();
+        self.catch_up(commit.step.next(), self.toy.apply(weights, digest, constants));
         self.reduced.clear();
     }
 }

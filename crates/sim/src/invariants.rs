@@ -9,7 +9,8 @@ mod never_back;
 
 use starling_swarm::ids::*;
 use starling_swarm::journal::Record;
-use starling_swarm::spec::Tuning;
+use starling_swarm::spec::Spec;
+use starling_swarm::worker::Queues;
 
 use crate::toy::Toy;
 
@@ -44,8 +45,8 @@ pub enum Fact<'a> {
         /// Whether by an update, and not by loading.
         applied: bool,
     },
-    /// A worker's queues: jobs, lots, messages ahead.
-    WorkerQueues(PeerId, (usize, usize, usize)),
+    /// A worker's queues.
+    WorkerQueues(PeerId, Queues),
     /// A driver's queues: leases, microbatches in flight.
     DriverQueues(DriverId, (usize, usize)),
 }
@@ -59,13 +60,13 @@ pub trait Invariant {
 }
 
 /// All invariants of a run.
-pub fn all(toy: Toy, tuning: Tuning) -> Vec<Box<dyn Invariant>> {
+pub fn all(toy: Toy, spec: &Spec) -> Vec<Box<dyn Invariant>> {
     vec![
         Box::new(exactly_once::ExactlyOnce::new(toy.lots.microbatches)),
         Box::new(equal_to_reference::EqualToReference::new(toy)),
         Box::new(never_back::NeverBack::default()),
         Box::new(committed_first::CommittedFirst::default()),
         Box::new(journal_is_one_history::JournalIsOneHistory::default()),
-        Box::new(bounded::Bounded::new(tuning, toy.lots.lots)),
+        Box::new(bounded::Bounded::new(spec)),
     ]
 }

@@ -2,7 +2,7 @@
 
 use starling_swarm::ids::*;
 use starling_swarm::lots::Lots;
-use starling_swarm::spec::{Spec, Tuning};
+use starling_swarm::spec::{Reduce, Spec, Sync, Tuning};
 use starling_swarm::time::Span;
 
 use crate::fault::Fault;
@@ -96,6 +96,8 @@ impl Scenario {
             run: RunId(seed),
             stages,
             lots,
+            sync: Sync::Step,
+            reduce: Reduce::Exact,
             steps: Step(5),
             checkpoint_every: 2,
             elements: 8,
@@ -121,7 +123,8 @@ impl Scenario {
 
     /// The arithmetic of this run.
     pub fn toy(&self) -> Toy {
-        Toy { seed: self.seed, stages: self.spec.stages, lots: self.spec.lots, elements: self.spec.elements }
+        let Spec { stages, lots, sync, reduce, elements, .. } = self.spec;
+        Toy { seed: self.seed, stages, lots, sync, reduce, elements }
     }
 
     /// When the last fault is over.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use starling_swarm::ids::*;
 use starling_swarm::lots::{Lots, TreeNode};
+use starling_swarm::spec::{Reduce, Sync};
 
 use crate::rng::{mix, mix2};
 
@@ -25,6 +26,10 @@ pub struct Toy {
     pub stages: u16,
     /// Lots of a step.
     pub lots: Lots,
+    /// How late the weights are.
+    pub sync: Sync,
+    /// How gradients are added up.
+    pub reduce: Reduce,
     /// Elements of a stage's gradient.
     pub elements: u64,
 }
@@ -54,7 +59,15 @@ impl Toy {
     pub fn lot_sum(&self, terms: &[(Microbatch, Gradient)], element: u64) -> u64 {
         let mut sorted = terms.to_vec();
         sorted.sort_by_key(|(microbatch, _)| *microbatch);
-        sorted.iter().fold(0, |sum, (_, gradient)| mix2(sum, mix2(gradient.0, element)))
+        sorted.iter().fold(0, |sum, (_, gradient)| self.add(sum, mix2(gradient.0, element)))
+    }
+
+    /// One addition. In `fast` mode its order must not matter, as it does not beyond the last bits of a float.
+    pub fn add(&self, left: u64, right: u64) -> u64 {
+        match self.reduce {
+            Reduce::Exact => mix2(left, right),
+            Reduce::Fast => left.wrapping_add(right),
+        }
     }
 
     /// The sum of a part of the tree, from the sums at some nodes that cover it; `None` if one is missing.
@@ -68,7 +81,7 @@ impl Toy {
         if self.lots.lots_under(right).is_empty() {
             return self.tree_sum(left, known);
         }
-        Some(mix2(self.tree_sum(left, known)?, self.tree_sum(right, known)?))
+        Some(self.add(self.tree_sum(left, known)?, self.tree_sum(right, known)?))
     }
 
     /// The root of the tree over lots.
@@ -116,7 +129,9 @@ impl Reference {
 
     fn step(&mut self) {
         let (toy, step) = (self.toy, Step(self.versions.len() as u64 - 1));
-        let weights = &self.versions[step.0 as usize];
+        // A step is computed with the weights of a version, and its sum is put onto the newest.
+        let weights = &self.versions[toy.sync.weights_of(step).0 as usize];
+        let newest = &self.versions[step.0 as usize];
         let mut terms: Vec<Vec<(Microbatch, Gradient)>> = vec![Vec::new(); toy.stages as usize];
         for microbatch in (0..toy.lots.microbatches).map(Microbatch) {
             let mut inputs = vec![toy.tokens(step, microbatch)];
@@ -132,7 +147,7 @@ impl Reference {
         }
         let digests: Vec<u64> = terms.iter().map(|terms| toy.digest(&self.reduce(terms))).collect();
         let constants = toy.constants(step, digests.iter().copied());
-        let next = weights.iter().zip(&digests).map(|(&w, &d)| toy.apply(w, d, constants)).collect();
+        let next = newest.iter().zip(&digests).map(|(&w, &d)| toy.apply(w, d, constants)).collect();
         self.versions.push(next);
     }
 

@@ -6,7 +6,7 @@ use starling_sim::scenario::{Sabotage, Scenario};
 use starling_swarm::ids::{PeerId, Step};
 
 /// Seeds that once failed, with what they found.
-const ONCE_FAILED: [u64; 16] = [
+const ONCE_FAILED: [u64; 19] = [
     2,         // A verdict was lost, and the reduction that named the lot was refused for ever.
     25,        // A joiner was told to make version 1 from the seed.
     317,       // Nobody complained of a member that could not be reached.
@@ -22,6 +22,9 @@ const ONCE_FAILED: [u64; 16] = [
     227175,    // An admission whose record the journal lost: the peer and the coordinator never agreed again.
     421681,    // A driver took the view of an earlier term for that of the new one.
     484412,    // A peer that had not heard of a new term was not told, since its attempt had the same number.
+    1_000_748, // Nobody was left with the older weights that the open step is computed with.
+    1_017_863, // A lot that an earlier coordinator had accepted, and the next one counted elsewhere.
+    1_049_303, // A lot that was begun while its step was being reduced was in the sum.
     28539,     // A reduced part of another stage, under the same attempt.
 ];
 

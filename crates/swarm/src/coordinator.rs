@@ -15,17 +15,16 @@ mod moving;
 mod placing;
 mod why;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::ids::*;
 use crate::journal::{Commit, JournalState, Record};
-use crate::ledger::Ledger;
 use crate::message::*;
 use crate::refusal::{Refusal, Refusals};
 use crate::spec::Spec;
 use crate::time::{Span, Time};
 use ending::Life;
-use leasing::Leased;
+use leasing::OpenStep;
 use members::{DriverMember, Member};
 
 /// What goes into a coordinator.
@@ -81,12 +80,12 @@ pub struct Coordinator {
     drivers: BTreeMap<DriverId, DriverMember>,
     crashes: BTreeMap<PeerId, (u32, Time)>,
     next_member: u64,
-    ledger: Ledger,
+    /// The steps that are open, the oldest first: that is the journal's.
+    steps: VecDeque<OpenStep>,
+    /// How far each stage is with the oldest.
     lives: Vec<Life>,
     closing: Closing,
     conclusions: u64,
-    leases: BTreeMap<Lot, Leased>,
-    to_lease: BTreeSet<Lot>,
     next_lease: u64,
     verdicts: u64,
     view: u64,
@@ -127,18 +126,16 @@ impl Coordinator {
         let stages = spec.stages as usize;
         let mut coordinator = Coordinator {
             term,
-            ledger: Ledger::new(spec.stages, spec.lots),
+            steps: OpenStep::all(&spec),
             lives: vec![Life::default(); stages],
             closing: Closing::Journaling,
             conclusions: 0,
-            to_lease: spec.lots.all().collect(),
             appended: BTreeMap::new(),
             next_record: records,
             members: BTreeMap::new(),
             drivers: BTreeMap::new(),
             crashes: BTreeMap::new(),
             next_member: 0,
-            leases: BTreeMap::new(),
             next_lease: 0,
             verdicts: 0,
             // A view of this term is never taken for one of an earlier.

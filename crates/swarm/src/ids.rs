@@ -72,7 +72,22 @@ number!(
 impl Step {
     /// The step after this one.
     pub fn next(self) -> Step {
-        Step(self.0 + 1)
+        Step(self.0.saturating_add(1))
+    }
+}
+
+/// A lot's full name: two steps may be open at a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct LotOf {
+    /// Of which step.
+    pub step: Step,
+    /// Which of its lots.
+    pub lot: Lot,
+}
+
+impl fmt::Display for LotOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.lot, self.step)
     }
 }
 

@@ -65,10 +65,24 @@ impl Ledger {
         self.open[stage.0 as usize]
     }
 
-    /// The stages in which a lot is not sealed.
-    pub fn wanted(&self, lot: Lot) -> Vec<StageId> {
-        let open = |stage: &usize| self.holders[*stage][lot.0 as usize].is_none();
-        (0..self.holders.len()).filter(open).map(|stage| StageId(stage as u16)).collect()
+    /// Who has sealed a lot, stage by stage.
+    pub fn held(&self, lot: Lot) -> Vec<Option<PeerId>> {
+        self.holders.iter().map(|stage| stage.get(lot.0 as usize).copied().flatten()).collect()
+    }
+
+    /// Whether a lot is sealed in every stage.
+    pub fn is_sealed_everywhere(&self, lot: Lot) -> bool {
+        self.holders.iter().all(|stage| stage.get(lot.0 as usize).is_some_and(Option::is_some))
+    }
+
+    /// Whether every lot is sealed in every stage.
+    pub fn is_done(&self) -> bool {
+        self.open.iter().all(|&open| open == 0)
+    }
+
+    /// Whether nothing is sealed.
+    pub fn is_untouched(&self) -> bool {
+        self.open.iter().all(|&open| open == self.lots.lots)
     }
 
     /// Whose sums count in a stage, lot by lot, once it is sealed.
@@ -104,9 +118,10 @@ mod tests {
         assert!(!ledger.seal(StageId(0), Lot(0), b), "the second one does not count");
         assert!(ledger.seal(StageId(0), Lot(1), b));
         assert!(ledger.is_sealed(StageId(0)) && !ledger.is_sealed(StageId(1)));
-        assert_eq!(ledger.wanted(Lot(0)), [StageId(1)]);
+        assert_eq!(ledger.held(Lot(0)), [Some(a), None]);
+        assert!(!ledger.is_sealed_everywhere(Lot(0)));
         assert_eq!(ledger.drop_peer(StageId(0), a), [Lot(0)]);
-        assert_eq!(ledger.wanted(Lot(0)), [StageId(0), StageId(1)]);
+        assert_eq!(ledger.held(Lot(0)), [None, None]);
     }
 
     #[test]

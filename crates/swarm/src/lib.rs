@@ -37,10 +37,11 @@
 //!
 //! ```
 //! use starling_swarm::coordinator::{Command, Coordinator};
-//! use starling_swarm::{ids::*, journal::JournalState, lots::Lots, spec::{Spec, Tuning}, time::Time};
+//! use starling_swarm::{ids::*, journal::JournalState, lots::Lots, spec::{Reduce, Spec, Sync, Tuning}, time::Time};
 //!
 //! let spec = Spec {
-//!     run: RunId(1), stages: 2, lots: Lots { microbatches: 8, lots: 4 }, steps: Step(10), checkpoint_every: 5,
+//!     run: RunId(1), stages: 2, lots: Lots { microbatches: 8, lots: 4 }, sync: Sync::Step, reduce: Reduce::Exact,
+//!     steps: Step(10), checkpoint_every: 5,
 //!     elements: 1000, state_bytes: 12_000, memory_bytes: 0, tuning: Tuning::default(),
 //! };
 //! let mut commands = Vec::new();

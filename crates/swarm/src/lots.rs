@@ -26,6 +26,11 @@ impl Lots {
         bound(lot.0.into())..bound(u64::from(lot.0) + 1)
     }
 
+    /// Microbatches of the largest lot.
+    pub fn largest(&self) -> u32 {
+        self.microbatches.div_ceil(self.lots.max(1))
+    }
+
     /// Whether the lot exists, and the microbatch is in it.
     pub fn contains(&self, lot: Lot, microbatch: Microbatch) -> bool {
         lot.0 < self.lots && self.microbatches_of(lot).contains(&microbatch.0)
@@ -62,6 +67,11 @@ pub struct TreeNode {
     pub level: u8,
     /// Place among the nodes of its level.
     pub index: u32,
+}
+
+impl TreeNode {
+    /// All that a holder has, whatever that is: how `fast` reduction names a holder's one sum.
+    pub const ALL: TreeNode = TreeNode { level: u8::MAX, index: 0 };
 }
 
 impl Lots {

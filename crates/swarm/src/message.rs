@@ -3,6 +3,8 @@
 //! A message that is malformed is refused by [`Envelope::check`] before any machine looks at it; one that is
 //! old is refused by the machine, by its [`Fence`]. Both are counted by reason, and neither is ever a panic.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::ids::*;
@@ -153,16 +155,16 @@ pub enum Body {
         /// Of which stage.
         stage: StageId,
         /// Which lots.
-        lots: Vec<Lot>,
+        lots: Vec<LotOf>,
     },
     /// Coordinator → worker: what the ledger made of seals.
     Verdict {
         /// Grows with every verdict of a term: one that was overtaken on the way is void.
         number: u64,
         /// These are yours.
-        accepted: Vec<Lot>,
+        accepted: Vec<LotOf>,
         /// These are another's: drop them.
-        refused: Vec<Lot>,
+        refused: Vec<LotOf>,
     },
 
     /// Coordinator → members of a stage: reduce.
@@ -265,6 +267,8 @@ pub struct WorkerStatus {
     pub stage: Option<StageId>,
     /// Whether the state is whole: the fence's (epoch, step) is then its version.
     pub whole: bool,
+    /// The first step for which it has the weights.
+    pub since: Step,
     /// Whether it was activated.
     pub active: bool,
     /// Whether a state is on its way to it: its first, or what it missed while that came.
@@ -301,6 +305,9 @@ pub struct Assign {
     pub stage: StageId,
     /// Where its state is.
     pub source: Source,
+    /// The worker has the state of a version that is still in use, and goes on with its work while it fetches
+    /// the sums that it missed.
+    pub catch_up: bool,
 }
 
 /// Where a stage's state comes from.
@@ -334,6 +341,8 @@ pub struct Holder {
     pub speed: f64,
     /// It will leave soon, and wants no new lots.
     pub draining: bool,
+    /// The first step for which it has the weights.
+    pub since: Step,
 }
 
 /// A lot for a driver to see through.
@@ -342,16 +351,16 @@ pub struct Lease {
     /// Its number.
     pub number: LeaseNo,
     /// Which lot.
-    pub lot: Lot,
-    /// The stages whose gradients are wanted; the others are only passed through.
-    pub wanted: Vec<StageId>,
+    pub at: LotOf,
+    /// Stage by stage: who has sealed it already, and is only passed through; `None`: its gradients are wanted.
+    pub held: Vec<Option<PeerId>>,
 }
 
 /// A lot of which a worker has all gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SealedLot {
     /// Which lot.
-    pub lot: Lot,
+    pub at: LotOf,
     /// Under which grant it was folded.
     pub grant: Grant,
     /// Whether a coordinator has counted it already: such a seal goes before others when a ledger is rebuilt.
@@ -370,7 +379,7 @@ pub struct Work {
     /// Who wants to hear of it.
     pub driver: DriverId,
     /// Who computes it, stage by stage.
-    pub route: Vec<Hop>,
+    pub route: Arc<[Hop]>,
 }
 
 /// One stage of a route.
@@ -395,8 +404,9 @@ pub struct Progress {
     pub stage: StageId,
     /// What was done.
     pub pass: Pass,
-    /// How long it was computed, without waiting: measured by the worker's own clock alone.
-    pub computed: Span,
+    /// How long it was computed, without waiting: measured by the worker's own clock alone. `None`: it was
+    /// computed before, and only passed on.
+    pub computed: Option<Span>,
 }
 
 /// The two ways through a pipeline.
@@ -457,7 +467,7 @@ impl Envelope {
                 at_most("stages", view.stages.len(), MAX_STAGES)?;
                 view.stages.iter().try_for_each(|holders| at_most("holders", holders.len(), MAX_MEMBERS))
             }
-            Body::Lease(lease) => at_most("wanted stages", lease.wanted.len(), MAX_STAGES),
+            Body::Lease(lease) => at_most("stages", lease.held.len(), MAX_STAGES),
             Body::LeaseEnd { leases } => at_most("leases", leases.len(), MAX_LOTS as usize),
             Body::Begin(work, _) | Body::Activation(work, _) | Body::Gradient(work, _) => {
                 at_most("hops", work.route.len(), MAX_STAGES)

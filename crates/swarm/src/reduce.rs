@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{Lot, PeerId, StageId};
 use crate::lots::{Lots, TreeNode};
+use crate::spec::Reduce;
 
 /// One attempt to reduce one stage; the message's fence carries step and attempt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -60,8 +61,13 @@ impl ReducePlan {
     }
 
     /// Where in the tree the sums of a holder stand.
-    pub fn nodes_of(&self, holder: PeerId, lots: Lots) -> Vec<TreeNode> {
-        lots.nodes(&self.lots_of(holder))
+    pub fn nodes_of(&self, holder: PeerId, lots: Lots, reduce: Reduce) -> Vec<TreeNode> {
+        let own = self.lots_of(holder);
+        match reduce {
+            _ if own.is_empty() => Vec::new(),
+            Reduce::Exact => lots.nodes(&own),
+            Reduce::Fast => vec![TreeNode::ALL],
+        }
     }
 
     /// Everybody whose sums count.

@@ -16,6 +16,10 @@ pub struct Spec {
     pub stages: u16,
     /// The step's microbatches and lots.
     pub lots: Lots,
+    /// How the replicas of a stage agree.
+    pub sync: Sync,
+    /// How gradients are added up.
+    pub reduce: Reduce,
     /// Steps to be done.
     pub steps: Step,
     /// A checkpoint after every so many steps; 0: never.
@@ -28,6 +32,53 @@ pub struct Spec {
     pub memory_bytes: u64,
     /// The numbers that tune the machines.
     pub tuning: Tuning,
+}
+
+/// How the replicas of a stage agree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Sync {
+    /// Every step is computed with the weights that the step before it made: one big machine.
+    #[default]
+    Step,
+    /// A step is computed with the weights that the step before the last made, so that the reduction of one
+    /// step is hidden behind the work of the next: one big machine with gradients that are one step late.
+    Delayed,
+}
+
+/// How gradients are added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reduce {
+    /// In the fixed tree over lots: the bits do not depend on who computed what.
+    #[default]
+    Exact,
+    /// Every holder adds up all that it has before it sends: least traffic, and the last bits depend on who
+    /// computed what.
+    Fast,
+}
+
+impl Sync {
+    /// By how many steps the weights lag behind.
+    pub fn lag(self) -> u64 {
+        match self {
+            Sync::Step => 0,
+            Sync::Delayed => 1,
+        }
+    }
+
+    /// The version of the weights with which a step is computed.
+    pub fn weights_of(self, step: Step) -> Step {
+        Step(step.0.saturating_sub(self.lag()))
+    }
+
+    /// Whether a step is open for who has the weights of `version`, and of those before that are still kept.
+    pub fn is_open(self, version: Step, step: Step) -> bool {
+        version <= step && step.0 <= version.0.saturating_add(self.lag())
+    }
+
+    /// The first step that can be computed by who has the weights of `version` and none before.
+    pub fn first_step(self, version: Step) -> Step {
+        if version == Step(0) { version } else { Step(version.0.saturating_add(self.lag())) }
+    }
 }
 
 /// How patient, how eager and how large the queues are.
@@ -47,8 +98,13 @@ pub struct Tuning {
     pub jobs: usize,
     /// Messages that a worker keeps because they are ahead of it, at the most.
     pub ahead: usize,
+    /// Bytes of activations and their gradients that a worker keeps until the commit, so that a lot that was
+    /// lost in another stage can be done again without computing it here once more.
+    pub keep_bytes: u64,
     /// Microbatches that a driver keeps in flight, at the most.
     pub in_flight: usize,
+    /// Microbatches that a driver keeps in flight for every peer that it knows.
+    pub depth: usize,
     /// Lots that a driver holds at a time, at the most.
     pub leases: usize,
     /// What a hop to another site costs a driver's choice, against the response times of peers.
@@ -69,8 +125,10 @@ impl Default for Tuning {
             pause: Span::s(30),
             jobs: 32,
             ahead: 256,
-            in_flight: 16,
-            leases: 8,
+            keep_bytes: 1 << 30,
+            in_flight: 1 << 16,
+            depth: 3,
+            leases: 1 << 12,
             far: Span::ms(100),
             rebalance: Policy::WhenItPays(Span::s(1800)),
             quorum: 1,

@@ -15,7 +15,7 @@ mod joining;
 pub mod reduction;
 mod update;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::deadline::Estimate;
 use crate::ids::*;
@@ -42,14 +42,18 @@ pub struct Worker {
     stage: Option<StageId>,
     epoch: Epoch,
     version: Step,
+    /// The first step for which it has the weights.
+    since: Step,
     whole: bool,
     active: bool,
     fetch: Option<Fetch>,
     applying: Option<Commit>,
     jobs: Jobs,
-    book: Book,
+    /// A book for each open step of which anything was granted.
+    books: BTreeMap<Step, Book>,
     reduction: Option<Reduction>,
     reduce_time: Estimate,
+    away_time: Estimate,
     last_commit: Option<Commit>,
     ahead: VecDeque<Envelope>,
     leaving: bool,
@@ -61,10 +65,23 @@ pub struct Worker {
     refusals: Refusals,
 }
 
+/// What is in a worker's queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Queues {
+    /// Microbatches at work.
+    pub jobs: usize,
+    /// Lots with anything in them.
+    pub lots: usize,
+    /// Messages that are ahead of it.
+    pub ahead: usize,
+    /// Bytes that are kept for those who do a lot again.
+    pub kept_bytes: u64,
+}
+
 impl Worker {
     /// A worker that nobody knows yet. `incarnation` must differ from that of every earlier life of this peer.
     pub fn new(me: PeerId, incarnation: u64, capability: Capability, spec: Spec, now: Time) -> Worker {
-        let (jobs, book) = (Jobs::new(spec.tuning.jobs), Book::new(spec.lots));
+        let jobs = Jobs::new(spec.tuning.jobs, spec.tuning.keep_bytes);
         Worker {
             me,
             incarnation,
@@ -75,14 +92,16 @@ impl Worker {
             stage: None,
             epoch: Epoch(0),
             version: Step(0),
+            since: Step(0),
             whole: false,
             active: false,
             fetch: None,
             applying: None,
             jobs,
-            book,
+            books: BTreeMap::new(),
             reduction: None,
             reduce_time: Estimate::default(),
+            away_time: Estimate::default(),
             last_commit: None,
             ahead: VecDeque::new(),
             leaving: false,
@@ -145,9 +164,14 @@ impl Worker {
         &self.refusals
     }
 
-    /// What is in its queues: jobs, lots, and messages that are ahead of it.
-    pub fn queue_lengths(&self) -> (usize, usize, usize) {
-        (self.jobs.len(), self.book.len(), self.ahead.len())
+    /// What is in its queues.
+    pub fn queues(&self) -> Queues {
+        Queues {
+            jobs: self.jobs.len(),
+            lots: self.books.values().map(Book::len).sum(),
+            ahead: self.ahead.len(),
+            kept_bytes: self.jobs.kept_bytes(),
+        }
     }
 
     fn on_message(&mut self, envelope: Envelope, now: Time, out: &mut Vec<Command>) {
@@ -198,7 +222,12 @@ impl Worker {
             self.refusals.count(old);
             return false;
         }
-        if theirs == ours && self.active && self.applying.is_none() {
+        if theirs == ours && self.applying.is_some() {
+            self.refusals.count(Refusal::OldStep);
+            return false;
+        }
+        let open = theirs.0 == ours.0 && self.spec.sync.is_open(ours.1, theirs.1);
+        if open && self.active {
             return true;
         }
         self.keep_for_later(envelope.clone());
@@ -243,7 +272,7 @@ impl Worker {
             return self.tell_coordinator(Attempt(0), Body::Hello(hello), out);
         }
         self.send_beat(out);
-        self.send_seals(true, out);
+        self.send_seals(self.seals(true), out);
         self.send_prepared(out);
         if self.leaving {
             self.tell_leaving(out);
@@ -257,11 +286,12 @@ impl Worker {
             member: self.member,
             stage: self.stage,
             whole: self.whole,
+            since: self.since,
             active: self.active,
             fetching: self.fetch.is_some(),
             reducing: self.reduction.as_ref().filter(|r| r.term == self.term).map(|r| r.attempt),
             last_commit: self.last_commit.clone(),
-            report: self.unreported.then(|| self.book.seals(false)),
+            report: self.unreported.then(|| self.seals(false)),
             queued: self.jobs.len() as u32,
         };
         self.tell_coordinator(Attempt(0), Body::WorkerBeat(status), out);
@@ -271,6 +301,16 @@ impl Worker {
         if let Some(member) = self.member {
             self.tell_coordinator(Attempt(0), Body::Leaving { member }, out);
         }
+    }
+
+    fn book(&mut self, step: Step) -> &mut Book {
+        let (lots, reduce) = (self.spec.lots, self.spec.reduce);
+        self.books.entry(step).or_insert_with(|| Book::new(lots, reduce))
+    }
+
+    /// All seals, or only those that wait for their verdict.
+    fn seals(&self, waiting_only: bool) -> Vec<SealedLot> {
+        self.books.iter().flat_map(|(&step, book)| book.seals(step, waiting_only)).collect()
     }
 
     fn fence(&self, attempt: Attempt) -> Fence {

@@ -9,15 +9,17 @@ use starling_swarm::journal::{Commit, JournalState};
 use starling_swarm::lots::{Lots, TreeNode};
 use starling_swarm::message::*;
 use starling_swarm::reduce::{Part, ReducePlan, Relay};
-use starling_swarm::spec::{Spec, Tuning};
+use starling_swarm::spec::{Reduce, Spec, Sync, Tuning};
 use starling_swarm::time::Time;
 use starling_swarm::worker::{self, Worker};
 
-fn spec() -> Spec {
+fn spec(sync: Sync) -> Spec {
     Spec {
         run: RunId(1),
         stages: 2,
         lots: Lots { microbatches: 3, lots: 2 },
+        sync,
+        reduce: if sync == Sync::Step { Reduce::Exact } else { Reduce::Fast },
         steps: Step(4),
         checkpoint_every: 1,
         elements: 4,
@@ -29,6 +31,14 @@ fn spec() -> Spec {
 
 fn capability(speed: f64) -> Capability {
     Capability { site: SiteId(0), speed, memory_bytes: 1, link_bytes_per_s: 1.0, class: "x".into() }
+}
+
+fn at(number: u32) -> LotOf {
+    LotOf { step: Step(u64::from(number) / 3), lot: Lot(number % 3) }
+}
+
+fn sync() -> impl Strategy<Value = Sync> {
+    prop_oneof![Just(Sync::Step), Just(Sync::Delayed)]
 }
 
 fn address() -> impl Strategy<Value = Address> {
@@ -58,7 +68,7 @@ fn work() -> impl Strategy<Value = Work> {
             microbatch: Microbatch(microbatch),
             lease: LeaseNo { term: Term(number), number },
             driver: DriverId(0),
-            route,
+            route: route.into(),
         },
     )
 }
@@ -116,7 +126,8 @@ fn body() -> impl Strategy<Value = Body> {
         (stage(), source).prop_map(|(stage, source)| Body::Assign(Assign {
             member: MemberNo(1 << 32),
             stage,
-            source
+            source,
+            catch_up: stage.0 == 1,
         })),
         Just(Body::Activate),
         stage().prop_map(|stage| Body::StateRequest { stage, have: Some(Step(9)) }),
@@ -124,8 +135,8 @@ fn body() -> impl Strategy<Value = Body> {
         Just(Body::View(View { number: 1, stages: vec![Vec::new(), Vec::new()] })),
         stage().prop_map(move |stage| Body::Lease(Lease {
             number: grant.lease,
-            lot: Lot(1),
-            wanted: vec![stage]
+            at: LotOf { step: Step(0), lot: Lot(1) },
+            held: vec![None, Some(PeerId(stage.0.into()))]
         })),
         Just(Body::LeaseEnd { leases: vec![grant.lease] }),
         work().prop_map(|work| Body::Begin(work, Payload::default())),
@@ -134,13 +145,13 @@ fn body() -> impl Strategy<Value = Body> {
         (0u32..9).prop_map(move |lot| Body::Revoke { lot: Lot(lot), grant }),
         (stage(), 0u32..9).prop_map(move |(stage, lot)| Body::Seals {
             stage,
-            lots: vec![SealedLot { lot: Lot(lot), grant, accepted: true }]
+            lots: vec![SealedLot { at: at(lot), grant, accepted: true }]
         }),
-        (stage(), 0u32..9).prop_map(|(stage, lot)| Body::Lost { stage, lots: vec![Lot(lot)] }),
+        (stage(), 0u32..9).prop_map(|(stage, lot)| Body::Lost { stage, lots: vec![at(lot)] }),
         (0u32..9).prop_map(|lot| Body::Verdict {
             number: u64::from(lot),
-            accepted: vec![Lot(lot)],
-            refused: vec![Lot(lot)]
+            accepted: vec![at(lot)],
+            refused: vec![at(lot)]
         }),
         plan().prop_map(Body::Reduce),
         (stage(), 0u32..9).prop_map(move |(stage, part)| Body::Contribution {
@@ -178,8 +189,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn a_worker_bears_any_sequence_of_messages(messages in prop::collection::vec(envelope(), 0..120)) {
-        let mut worker = Worker::new(PeerId(0), 7, capability(1.0), spec(), Time(0));
+    fn a_worker_bears_any_sequence_of_messages(
+        sync in sync(),
+        messages in prop::collection::vec(envelope(), 0..120),
+    ) {
+        let mut worker = Worker::new(PeerId(0), 7, capability(1.0), spec(sync), Time(0));
         let (mut out, mut prepared) = (Vec::new(), false);
         for (at, mut message) in messages.into_iter().enumerate() {
             message.to = Address::Worker(PeerId(0));
@@ -202,14 +216,18 @@ proptest! {
                     _ => {}
                 }
             }
-            let (jobs, lots, ahead) = worker.queue_lengths();
-            prop_assert!(jobs <= 3 && lots <= 2 && ahead <= 4, "{jobs} {lots} {ahead}");
+            let queues = worker.queues();
+            let lots = 2 * (1 + sync.lag() as usize);
+            prop_assert!(queues.jobs <= 3 && queues.lots <= lots && queues.ahead <= 4, "{queues:?}");
         }
     }
 
     #[test]
-    fn a_driver_bears_any_sequence_of_messages(messages in prop::collection::vec(envelope(), 0..120)) {
-        let mut driver = Driver::new(DriverId(0), 7, SiteId(0), spec(), Time(0));
+    fn a_driver_bears_any_sequence_of_messages(
+        sync in sync(),
+        messages in prop::collection::vec(envelope(), 0..120),
+    ) {
+        let mut driver = Driver::new(DriverId(0), 7, SiteId(0), spec(sync), Time(0));
         let mut out = Vec::new();
         for (at, mut message) in messages.into_iter().enumerate() {
             message.to = Address::Driver(DriverId(0));
@@ -222,10 +240,11 @@ proptest! {
 
     #[test]
     fn a_coordinator_bears_any_sequence_of_messages_and_commits_nothing(
+        sync in sync(),
         messages in prop::collection::vec(envelope(), 0..120),
     ) {
         let mut out = Vec::new();
-        let mut coordinator = Coordinator::new(spec(), JournalState::default(), 0, Time(0), &mut out);
+        let mut coordinator = Coordinator::new(spec(sync), JournalState::default(), 0, Time(0), &mut out);
         for (at, mut message) in messages.into_iter().enumerate() {
             message.to = Address::Coordinator;
             let now = Time(at as u64 * 300_000);

@@ -1,6 +1,7 @@
 //! Every queue stays within its bound.
 
-use starling_swarm::spec::Tuning;
+use starling_swarm::spec::{Spec, Tuning};
+use starling_swarm::worker::Queues;
 
 use crate::invariants::{Fact, Invariant};
 
@@ -12,8 +13,8 @@ pub struct Bounded {
 
 impl Bounded {
     /// For these bounds.
-    pub fn new(tuning: Tuning, lots: u32) -> Bounded {
-        Bounded { tuning, lots: lots as usize }
+    pub fn new(spec: &Spec) -> Bounded {
+        Bounded { tuning: spec.tuning, lots: spec.lots.lots as usize * (1 + spec.sync.lag() as usize) }
     }
 }
 
@@ -23,12 +24,17 @@ impl Invariant for Bounded {
     }
 
     fn observe(&mut self, fact: Fact<'_>) -> Result<(), String> {
-        let Tuning { jobs, ahead, in_flight, leases, .. } = self.tuning;
+        let Tuning { keep_bytes, in_flight, leases, .. } = self.tuning;
         match fact {
-            Fact::WorkerQueues(peer, (has_jobs, has_lots, has_ahead))
-                if has_jobs > jobs || has_lots > self.lots || has_ahead > ahead =>
+            Fact::WorkerQueues(peer, Queues { jobs, lots, ahead, kept_bytes })
+                if jobs > self.tuning.jobs
+                    || lots > self.lots
+                    || ahead > self.tuning.ahead
+                    || kept_bytes > keep_bytes =>
             {
-                Err(format!("{peer} has {has_jobs} jobs, {has_lots} lots, {has_ahead} messages ahead"))
+                Err(format!(
+                    "{peer} has {jobs} jobs, {lots} lots, {ahead} messages ahead, keeps {kept_bytes} B"
+                ))
             }
             Fact::DriverQueues(driver, (has_leases, flying))
                 if has_leases > 4 * leases || flying > in_flight =>

@@ -1,5 +1,7 @@
 //! Workers and their hosts: commands carried out, and how long they take.
 
+use std::collections::BTreeMap;
+
 use starling_swarm::ids::*;
 use starling_swarm::message::{Body, Capability, Envelope, PROTOCOL};
 use starling_swarm::worker::book::JobId;
@@ -53,7 +55,7 @@ impl World {
         let Some((machine, _)) = actor.machine.as_mut() else { return };
         let mut out = Vec::new();
         machine.handle(input, now, &mut out);
-        let (wake, queues) = (machine.next_wake(), machine.queue_lengths());
+        let (wake, queues) = (machine.next_wake(), machine.queues());
         for command in out {
             self.worker_command(peer, life, command);
         }
@@ -64,9 +66,9 @@ impl World {
     fn worker_command(&mut self, peer: PeerId, life: u64, command: Command) {
         match command {
             Command::Send(envelope) => self.send(envelope),
-            Command::Forward { job, step, microbatch, input } => {
+            Command::Forward { job, step, weights, microbatch, input } => {
                 let stale = step.0 > 0 && self.sabotaged(Sabotage::StaleFold, 3);
-                let output = self.host(peer).forward(job, step, microbatch, input.handle, stale);
+                let output = self.host(peer).forward(job, step, weights, microbatch, input.handle, stale);
                 let payload = Payload { handle: output, bytes: self.scenario.sizes.activation };
                 self.compute(peer, life, 1.0 / 3.0, Input::ForwardDone(job, payload));
             }
@@ -76,21 +78,23 @@ impl World {
                 self.compute(peer, life, 2.0 / 3.0, Input::BackwardDone(job, payload));
             }
             Command::Fold(job, lot) => self.fold(peer, job, lot),
-            Command::Discard(job) | Command::Forget(job) => self.host(peer).forget(job),
+            Command::Discard(job) => self.host(peer).discard(job),
+            Command::Forget(job) => self.host(peer).forget(job),
             Command::DropLots(lots) => self.host(peer).drop_lots(&lots),
-            Command::BeginReduce => self.host(peer).begin_reduce(),
+            Command::DropBefore(step) => self.host(peer).drop_before(step),
+            Command::BeginReduce(step) => self.host(peer).begin_reduce(step),
             Command::Contribute(contribute) => {
                 let piece = self.host(peer).read(&contribute.nodes, contribute.start, contribute.end);
                 let payload = self.keep_piece(contribute.fence.step, piece);
                 self.send(contribute.message(payload));
             }
-            Command::Sum { term, attempt, part, start, end, own, come } => {
+            Command::Sum { step, term, attempt, part, start, end, own, come } => {
                 let pieces: Option<Vec<_>> =
                     come.into_iter().map(|(nodes, payload)| Some((nodes, self.piece(payload)?))).collect();
                 // A process that slept for very long asks for pieces that are gone: so is its attempt.
                 let Some(pieces) = pieces else { return };
                 let sum = self.host(peer).sum(&own, &pieces, start, end);
-                let (stage, step) = self.stage_and_step(peer);
+                let (stage, _) = self.stage_and_step(peer);
                 self.observe(Fact::Summed { stage, step, microbatches: &sum.microbatches });
                 let payload = self.keep_piece(step, sum);
                 self.after(peer, life, 1_000, Input::Summed(term, attempt, part, payload));
@@ -107,6 +111,11 @@ impl World {
                 self.state_fact(peer, life, epoch, version, true);
                 self.after(peer, life, 2_000, Input::Applied(epoch, version));
             }
+            Command::CatchUp { epoch, version, payload, .. } => {
+                self.host(peer).catch_up(version, payload.handle);
+                self.state_fact(peer, life, epoch, version, false);
+                self.after(peer, life, 1_000, Input::Loaded(epoch, version));
+            }
             Command::Load { stage, epoch, version, from } => {
                 self.load(peer, life, stage, epoch, version, from)
             }
@@ -115,13 +124,13 @@ impl World {
                 let sizes = self.scenario.sizes;
                 let missed = have.map(|have| fence.step.0.saturating_sub(have.0));
                 let bytes = missed.map_or(sizes.state, |missed| (missed * sizes.gradient).min(sizes.state));
-                let payload = Payload { handle: self.host(peer).weights, bytes };
+                let payload = Payload { handle: self.host(peer).newest().1, bytes };
                 let body = Body::State { stage, payload, onto: have };
                 let (from, to) = (Address::Worker(peer), Address::Worker(to));
                 self.send(Envelope { protocol: PROTOCOL, from, to, fence, body });
             }
             Command::Save(stage, epoch, version) => {
-                let weights = self.host(peer).weights;
+                let weights = self.host(peer).weights().clone();
                 self.checkpoints.insert((stage, version), weights);
                 let us = (self.scenario.sizes.state as f64 / STORE_BYTES_PER_S * 1e6) as u64;
                 self.after(peer, life, us, Input::Saved(epoch, version));
@@ -129,9 +138,9 @@ impl World {
         }
     }
 
-    fn fold(&mut self, peer: PeerId, job: JobId, lot: Lot) {
+    fn fold(&mut self, peer: PeerId, job: JobId, lot: LotOf) {
         if self.sabotaged(Sabotage::Drop, 5) {
-            return self.host(peer).forget(job);
+            return self.host(peer).discard(job);
         }
         self.host(peer).fold(job, lot);
         if self.sabotaged(Sabotage::Double, 5) {
@@ -146,7 +155,8 @@ impl World {
         let summary = hash.to_le_bytes().to_vec();
         if self.sabotaged(Sabotage::ApplyBeforeCommit, 2) {
             let (stage, step) = self.stage_and_step(peer);
-            self.host(peer).weights = Reference::new(self.toy).weights(stage, step.next());
+            let weights = Reference::new(self.toy).weights(stage, step.next());
+            self.host(peer).catch_up(step.next(), weights);
             self.state_fact(peer, life, Epoch(1), step.next(), true);
         }
         self.after(peer, life, 1_000, Input::Prepared(term, attempt, digest, summary));
@@ -154,12 +164,12 @@ impl World {
 
     fn load(&mut self, peer: PeerId, life: u64, stage: StageId, epoch: Epoch, version: Step, from: LoadFrom) {
         let (weights, us) = match from {
-            LoadFrom::Seed => (self.toy.initial(stage), 1_000),
+            LoadFrom::Seed => (BTreeMap::from([(version, self.toy.initial(stage))]), 1_000),
             LoadFrom::Checkpoint => {
-                let saved = self.checkpoints.get(&(stage, version)).copied().unwrap_or_default();
+                let saved = self.checkpoints.get(&(stage, version)).cloned().unwrap_or_default();
                 (saved, (self.scenario.sizes.state as f64 / STORE_BYTES_PER_S * 1e6) as u64)
             }
-            LoadFrom::Donor(payload, _) => (payload.handle, 1_000),
+            LoadFrom::Donor(payload) => (BTreeMap::from([(version, payload.handle)]), 1_000),
         };
         self.host(peer).load(stage, weights);
         self.state_fact(peer, life, epoch, version, false);
@@ -167,7 +177,8 @@ impl World {
     }
 
     fn state_fact(&mut self, peer: PeerId, life: u64, epoch: Epoch, version: Step, applied: bool) {
-        let Host { stage, weights, .. } = *self.host(peer);
+        let host = self.host(peer);
+        let (stage, weights) = (host.stage, host.newest().1);
         self.observe(Fact::State { peer, life, stage, epoch, version, weights, applied });
     }
 

@@ -6,7 +6,6 @@ use crate::coordinator::members::Phase;
 use crate::coordinator::{Closing, Command, Coordinator};
 use crate::ids::*;
 use crate::journal::{Commit, Record};
-use crate::ledger::Ledger;
 use crate::message::*;
 use crate::reduce::{self, ReducePlan};
 use crate::refusal::Refusal;
@@ -50,32 +49,37 @@ impl Coordinator {
         seals: &[SealedLot],
         out: &mut Vec<Command>,
     ) {
-        if (fence.epoch, fence.step) != (self.book.epoch, self.book.step) {
-            return self.refusals.count(Refusal::OldStep);
+        if fence.epoch != self.book.epoch {
+            return self.refusals.count(Refusal::OldEpoch);
         }
         let Some(member) = self.members.get(&peer) else { return };
-        if !member.is_active() || member.stage != Some(stage) || self.closing == Closing::Journaling {
+        if !member.is_active() || member.stage != Some(stage) {
             return self.refusals.count(Refusal::OtherStage); // It says so again with its next beat.
         }
         let (mut accepted, mut refused) = (Vec::new(), Vec::new());
-        for seal in seals {
+        let closing = (self.closing == Closing::Journaling).then_some(self.book.step);
+        let rebuilds = self.collecting.is_some();
+        for &SealedLot { at, accepted: counted, .. } in seals {
             // While a ledger is rebuilt, those that counted before go first.
-            if self.collecting.is_some() && !seal.accepted {
+            if (rebuilds && !counted) || closing == Some(at.step) {
                 continue;
             }
-            if self.ledger.seal(stage, seal.lot, peer) {
-                accepted.push(seal.lot);
+            let Some(open) = self.open_step(at.step) else {
+                self.refusals.count(Refusal::OldStep);
+                continue;
+            };
+            if open.ledger.seal(stage, at.lot, peer) {
+                accepted.push(at);
             } else {
-                refused.push(seal.lot);
+                refused.push(at);
             }
         }
-        for &lot in &accepted {
-            if self.ledger.wanted(lot).is_empty() {
-                self.end_lease(lot, out);
-                self.to_lease.remove(&lot);
+        for &at in &accepted {
+            if self.open_step(at.step).is_some_and(|open| open.ledger.is_sealed_everywhere(at.lot)) {
+                self.end_lease(at, out);
             }
         }
-        if self.ledger.is_sealed(stage) && self.lives[stage.0 as usize].sealed_at.is_none() {
+        if self.steps[0].ledger.is_sealed(stage) && self.lives[stage.0 as usize].sealed_at.is_none() {
             self.lives[stage.0 as usize].sealed_at = Some(self.now);
         }
         self.send_verdict(peer, accepted, refused, out);
@@ -85,8 +89,8 @@ impl Coordinator {
     pub(super) fn send_verdict(
         &mut self,
         peer: PeerId,
-        accepted: Vec<Lot>,
-        refused: Vec<Lot>,
+        accepted: Vec<LotOf>,
+        refused: Vec<LotOf>,
         out: &mut Vec<Command>,
     ) {
         self.verdicts += 1;
@@ -99,24 +103,34 @@ impl Coordinator {
         peer: PeerId,
         fence: Fence,
         stage: StageId,
-        lots: &[Lot],
+        lots: &[LotOf],
         out: &mut Vec<Command>,
     ) {
-        if (fence.epoch, fence.step) != (self.book.epoch, self.book.step) || stage.0 >= self.spec.stages {
-            return self.refusals.count(Refusal::OldStep);
+        if fence.epoch != self.book.epoch || stage.0 >= self.spec.stages {
+            return self.refusals.count(Refusal::OldEpoch);
         }
-        let lost: Vec<Lot> =
-            lots.iter().copied().filter(|&lot| self.ledger.reopen(stage, lot, peer)).collect();
-        if !lost.is_empty() && self.closing != Closing::Journaling {
-            self.reopen_stage(stage);
-            lost.into_iter().for_each(|lot| self.lease_again(lot, out));
-            self.advance(out);
+        let closing = (self.closing == Closing::Journaling).then_some(self.book.step);
+        for &at in lots.iter().filter(|at| closing != Some(at.step)) {
+            let reopened = self.open_step(at.step).is_some_and(|o| o.ledger.reopen(stage, at.lot, peer));
+            if reopened {
+                if at.step == self.book.step {
+                    self.reopen_stage(stage);
+                }
+                self.lease_again(at, out);
+            }
         }
+        self.advance(out);
     }
 
     /// A holder is gone. If all who are left have the whole reduced gradient, its sums are in it, and nothing
     /// has to be done again; otherwise its lots are open once more, and the attempt is void.
     pub(super) fn forget_holder(&mut self, peer: PeerId, stage: StageId, out: &mut Vec<Command>) {
+        for index in 1..self.steps.len() {
+            let step = Step(self.book.step.0 + index as u64);
+            for lot in self.steps[index].ledger.drop_peer(stage, peer) {
+                self.lease_again(LotOf { step, lot }, out);
+            }
+        }
         if self.closing == Closing::Journaling {
             return;
         }
@@ -126,19 +140,21 @@ impl Coordinator {
             return;
         }
         // Others may have gone before, while those who were left had the whole sum.
-        let gone = self.ledger.peers(stage).into_iter().filter(|holder| !active.contains_key(holder));
-        let lots: Vec<Lot> = gone.flat_map(|holder| self.ledger.drop_peer(stage, holder)).collect();
+        let ledger = &mut self.steps[0].ledger;
+        let gone = ledger.peers(stage).into_iter().filter(|holder| !active.contains_key(holder));
+        let lots: Vec<Lot> = gone.flat_map(|holder| ledger.drop_peer(stage, holder)).collect();
         let was_member = life.reducing.as_ref().is_some_and(|r| r.plan.members.contains(&peer));
         if !lots.is_empty() || was_member {
             self.reopen_stage(stage);
         }
-        lots.into_iter().for_each(|lot| self.lease_again(lot, out));
+        let step = self.book.step;
+        lots.into_iter().for_each(|lot| self.lease_again(LotOf { step, lot }, out));
     }
 
     fn reopen_stage(&mut self, stage: StageId) {
         let life = &mut self.lives[stage.0 as usize];
         life.reducing = None;
-        if !self.ledger.is_sealed(stage) {
+        if !self.steps[0].ledger.is_sealed(stage) {
             life.sealed_at = None;
         }
         self.closing = Closing::No;
@@ -148,10 +164,36 @@ impl Coordinator {
     pub(super) fn start_reductions(&mut self, out: &mut Vec<Command>) {
         for stage in (0..self.spec.stages).map(StageId) {
             let life = &self.lives[stage.0 as usize];
-            if self.ledger.is_sealed(stage) && life.reducing.is_none() && !self.waits_for_joiner(stage) {
+            if self.steps[0].ledger.is_sealed(stage)
+                && life.reducing.is_none()
+                && !self.waits_for_joiner(stage)
+                && !self.waits_for_holder(stage, out)
+            {
                 self.start_reduction(stage, out);
             }
         }
+    }
+
+    /// A holder of lots that lacks the sum of the step before cannot be in the reduction. It is waited for, and
+    /// if that takes too long, others do its lots again.
+    fn waits_for_holder(&mut self, stage: StageId, out: &mut Vec<Command>) -> bool {
+        if self.spec.sync.lag() == 0 {
+            return false;
+        }
+        let members = self.reducing_peers(stage);
+        let behind = self.steps[0].ledger.peers(stage).into_iter().filter(|peer| !members.contains_key(peer));
+        let behind: Vec<PeerId> = behind.collect();
+        let sealed_at = self.lives[stage.0 as usize].sealed_at.unwrap_or(self.now);
+        if !behind.is_empty() && self.now.since(sealed_at) >= self.spec.tuning.pause {
+            let step = self.book.step;
+            for peer in &behind {
+                for lot in self.steps[0].ledger.drop_peer(stage, *peer) {
+                    self.lease_again(LotOf { step, lot }, out);
+                }
+            }
+            self.reopen_stage(stage);
+        }
+        !behind.is_empty()
     }
 
     /// A joiner that lacks at most one step is worth a bounded pause: otherwise it might never catch up.
@@ -159,7 +201,8 @@ impl Coordinator {
         let sealed_at = self.lives[stage.0 as usize].sealed_at.unwrap_or(self.now);
         let (epoch, step) = (self.book.epoch, self.book.step);
         let nearly = |version: (Epoch, Step)| version.0 == epoch && version.1.0 + 1 >= step.0;
-        self.now.since(sealed_at) < self.spec.tuning.pause
+        self.spec.sync.lag() == 0
+            && self.now.since(sealed_at) < self.spec.tuning.pause
             && self.members.values().any(|member| {
                 member.stage == Some(stage)
                     && matches!(member.phase, Phase::Loading(Source::Donor(_)))
@@ -170,11 +213,11 @@ impl Coordinator {
     }
 
     fn start_reduction(&mut self, stage: StageId, out: &mut Vec<Command>) {
-        let members = self.active_peers(stage);
+        let members = self.reducing_peers(stage);
         if members.is_empty() {
             return; // The stage is lost; the rollback will see to it.
         }
-        let holdings = self.ledger.holdings(stage);
+        let holdings = self.steps[0].ledger.holdings(stage);
         let broken = self.lives[stage.0 as usize].broken.clone();
         match reduce::plan(stage, &members, holdings, self.spec.elements, &broken) {
             Ok(plan) => {
@@ -203,7 +246,7 @@ impl Coordinator {
         match (silent(a), silent(b)) {
             (true, false) => a,
             (false, true) => b,
-            _ if self.ledger.count_of(stage, a) <= self.ledger.count_of(stage, b) => a,
+            _ if self.steps[0].ledger.count_of(stage, a) <= self.steps[0].ledger.count_of(stage, b) => a,
             _ => b,
         }
     }
@@ -318,7 +361,7 @@ impl Coordinator {
     fn savers(&self) -> Vec<PeerId> {
         let of = |stage| {
             let mut holders =
-                self.members.iter().filter(move |(_, m)| m.is_active() && m.stage == Some(stage));
+                self.members.iter().filter(move |(_, m)| m.is_whole() && m.stage == Some(stage));
             holders.clone().find(|(_, m)| !m.draining).or_else(|| holders.next()).map(|(&peer, _)| peer)
         };
         (0..self.spec.stages).map(StageId).filter_map(of).collect()
@@ -326,22 +369,36 @@ impl Coordinator {
 
     /// The commit is safe: from now on the step is closed, whatever happens to us.
     pub(super) fn on_committed(&mut self, commit: Commit, out: &mut Vec<Command>) {
-        self.reset_step();
-        let active: Vec<PeerId> =
-            self.members.iter().filter(|(_, m)| m.is_active()).map(|(&peer, _)| peer).collect();
-        for peer in active {
+        let left_out = self.left_out();
+        self.closing = Closing::No;
+        self.next_step();
+        self.reset_lives();
+        let applies = |(peer, m): &(&PeerId, &super::Member)| m.is_whole() && !left_out.contains(peer);
+        let apply: Vec<PeerId> = self.members.iter().filter(applies).map(|(&peer, _)| peer).collect();
+        for peer in apply {
             self.send(Address::Worker(peer), Attempt(0), Body::Commit(commit.clone()), out);
         }
+        self.leave_behind(left_out, out);
         self.let_leavers_go(out);
         self.rebalance(out);
         self.new_view(out);
     }
 
-    pub(super) fn reset_step(&mut self) {
+    /// Everything that was under way is void.
+    pub(super) fn reset_steps(&mut self) {
         self.closing = Closing::No;
-        self.ledger = Ledger::new(self.spec.stages, self.spec.lots);
+        self.clear_steps();
+        self.reset_lives();
+    }
+
+    /// A new step is the oldest: its stages may be sealed already.
+    fn reset_lives(&mut self) {
         self.lives = vec![Life::default(); self.spec.stages as usize];
-        self.clear_leases();
+        for stage in 0..self.spec.stages {
+            if self.steps[0].ledger.is_sealed(StageId(stage)) {
+                self.lives[stage as usize].sealed_at = Some(self.now);
+            }
+        }
     }
 
     pub(super) fn on_saved(&mut self, fence: Fence, stage: StageId, version: Step, out: &mut Vec<Command>) {
@@ -356,6 +413,13 @@ impl Coordinator {
             self.saved.retain(|&other, _| other > version);
             self.append(Record::Checkpoint(version), out);
         }
+    }
+
+    /// The members of a stage that can be in a reduction, with what their uplinks carry.
+    fn reducing_peers(&self, stage: StageId) -> BTreeMap<PeerId, f64> {
+        let holds = |member: &super::Member| member.is_whole() && member.stage == Some(stage);
+        let rate = |member: &super::Member| member.capability.link_bytes_per_s;
+        self.members.iter().filter(|(_, m)| holds(m)).map(|(&peer, m)| (peer, rate(m))).collect()
     }
 
     /// The members of a stage that count, with what their uplinks carry.

@@ -1,57 +1,101 @@
 //! Lots out to drivers, and back; and what drivers know of who holds what.
 
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
 use crate::coordinator::{Closing, Command, Coordinator};
 use crate::ids::*;
+use crate::ledger::Ledger;
 use crate::message::*;
+use crate::spec::Spec;
+
+/// One open step: what is sealed, what is out, and what is not.
+#[derive(Clone, Debug)]
+pub(super) struct OpenStep {
+    pub ledger: Ledger,
+    leases: BTreeMap<Lot, Leased>,
+    to_lease: BTreeSet<Lot>,
+}
 
 /// A lot that is out.
 #[derive(Clone, Debug)]
-pub(super) struct Leased {
-    pub number: LeaseNo,
-    pub driver: DriverId,
-    pub wanted: Vec<StageId>,
+struct Leased {
+    number: LeaseNo,
+    driver: DriverId,
+    held: Vec<Option<PeerId>>,
+}
+
+impl OpenStep {
+    fn new(spec: &Spec) -> OpenStep {
+        OpenStep {
+            ledger: Ledger::new(spec.stages, spec.lots),
+            leases: BTreeMap::new(),
+            to_lease: spec.lots.all().collect(),
+        }
+    }
+
+    /// As many as are open at a time.
+    pub(super) fn all(spec: &Spec) -> VecDeque<OpenStep> {
+        (0..=spec.sync.lag()).map(|_| OpenStep::new(spec)).collect()
+    }
 }
 
 impl Coordinator {
-    /// Hands out open lots, to the driver with the fewest, as far as the windows allow.
+    /// The open step of this number.
+    pub(super) fn open_step(&mut self, step: Step) -> Option<&mut OpenStep> {
+        let index = step.0.checked_sub(self.book.step.0)?;
+        self.steps.get_mut(usize::try_from(index).ok()?)
+    }
+
+    /// Hands out open lots, those of the oldest step first, to the driver with the fewest, as far as the windows
+    /// allow.
     pub(super) fn lease(&mut self, out: &mut Vec<Command>) {
         if self.book.paused
             || self.is_done()
-            || self.closing != Closing::No
+            || self.closing == Closing::Journaling
             || !self.every_stage_is_held()
             || self.is_filling()
         {
             return;
         }
-        while !self.to_lease.is_empty() {
-            let Some(driver) = self.least_busy_driver() else { return };
-            let Some(lot) = self.lot_for(driver) else { return };
-            self.to_lease.remove(&lot);
-            let wanted = self.ledger.wanted(lot);
-            if wanted.is_empty() {
-                continue;
+        let open = (self.last_step().0 - self.book.step.0).min(self.steps.len() as u64);
+        for index in 0..open as usize {
+            while !self.steps[index].to_lease.is_empty() {
+                let Some(driver) = self.least_busy_driver() else { return };
+                let Some(lot) = self.lot_for(index, driver) else { return };
+                self.lease_lot(index, lot, driver, out);
             }
-            self.next_lease += 1;
-            let number = LeaseNo { term: self.term, number: self.next_lease };
-            self.leases.insert(lot, Leased { number, driver, wanted: wanted.clone() });
-            if let Some(member) = self.drivers.get_mut(&driver) {
-                member.leases += 1;
-                if member.view != self.view {
-                    member.view = self.view;
-                    self.send(Address::Driver(driver), Attempt(0), Body::View(self.current_view()), out);
-                }
-            }
-            let lease = Lease { number, lot, wanted };
-            self.send(Address::Driver(driver), Attempt(0), Body::Lease(lease), out);
         }
+    }
+
+    fn lease_lot(&mut self, index: usize, lot: Lot, driver: DriverId, out: &mut Vec<Command>) {
+        let step = Step(self.book.step.0 + index as u64);
+        let open = &mut self.steps[index];
+        open.to_lease.remove(&lot);
+        if open.ledger.is_sealed_everywhere(lot) {
+            return;
+        }
+        let held = open.ledger.held(lot);
+        self.next_lease += 1;
+        let number = LeaseNo { term: self.term, number: self.next_lease };
+        open.leases.insert(lot, Leased { number, driver, held: held.clone() });
+        if let Some(member) = self.drivers.get_mut(&driver) {
+            member.leases += 1;
+            if member.view != self.view {
+                member.view = self.view;
+                self.send(Address::Driver(driver), Attempt(0), Body::View(self.current_view()), out);
+            }
+        }
+        let lease = Lease { number, at: LotOf { step, lot }, held };
+        self.send(Address::Driver(driver), Attempt(0), Body::Lease(lease), out);
     }
 
     /// Neighbouring lots go to one driver as far as possible: what its site holds then merges in the tree over
     /// lots, and crosses the WAN as one sum instead of many.
-    fn lot_for(&self, driver: DriverId) -> Option<Lot> {
+    fn lot_for(&self, index: usize, driver: DriverId) -> Option<Lot> {
         let place = self.drivers.range(..driver).count() as u64;
         let start = place * u64::from(self.spec.lots.lots) / (self.drivers.len() as u64).max(1);
-        self.to_lease.range(Lot(start as u32)..).next().or(self.to_lease.first()).copied()
+        let to_lease = &self.steps[index].to_lease;
+        to_lease.range(Lot(start as u32)..).next().or(to_lease.first()).copied()
     }
 
     fn least_busy_driver(&self) -> Option<DriverId> {
@@ -60,14 +104,18 @@ impl Coordinator {
     }
 
     /// A lot has to be done (again) in some stage: a new lease replaces the one that is out.
-    pub(super) fn lease_again(&mut self, lot: Lot, out: &mut Vec<Command>) {
-        self.end_lease(lot, out);
-        self.to_lease.insert(lot);
+    pub(super) fn lease_again(&mut self, at: LotOf, out: &mut Vec<Command>) {
+        self.end_lease(at, out);
+        if let Some(open) = self.open_step(at.step) {
+            open.to_lease.insert(at.lot);
+        }
     }
 
     /// A lot is sealed everywhere, or its lease is replaced.
-    pub(super) fn end_lease(&mut self, lot: Lot, out: &mut Vec<Command>) {
-        let Some(leased) = self.leases.remove(&lot) else { return };
+    pub(super) fn end_lease(&mut self, at: LotOf, out: &mut Vec<Command>) {
+        let Some(open) = self.open_step(at.step) else { return };
+        open.to_lease.remove(&at.lot);
+        let Some(leased) = open.leases.remove(&at.lot) else { return };
         if let Some(driver) = self.drivers.get_mut(&leased.driver) {
             driver.leases -= 1;
             let body = Body::LeaseEnd { leases: vec![leased.number] };
@@ -77,19 +125,30 @@ impl Coordinator {
 
     pub(super) fn remove_driver(&mut self, driver: DriverId) {
         self.drivers.remove(&driver);
-        let lots: Vec<Lot> =
-            self.leases.iter().filter(|(_, leased)| leased.driver == driver).map(|(&lot, _)| lot).collect();
-        for lot in lots {
-            self.leases.remove(&lot);
-            self.to_lease.insert(lot);
+        for open in &mut self.steps {
+            let theirs = open.leases.iter().filter(|(_, leased)| leased.driver == driver);
+            let lots: Vec<Lot> = theirs.map(|(&lot, _)| lot).collect();
+            for lot in lots {
+                open.leases.remove(&lot);
+                open.to_lease.insert(lot);
+            }
         }
     }
 
-    /// All leases end with the step.
-    pub(super) fn clear_leases(&mut self) {
-        self.leases.clear();
+    /// The oldest step is closed, with all its leases; another one is open.
+    pub(super) fn next_step(&mut self) {
+        for leased in self.steps.pop_front().into_iter().flat_map(|open| open.leases.into_values()) {
+            if let Some(driver) = self.drivers.get_mut(&leased.driver) {
+                driver.leases -= 1;
+            }
+        }
+        self.steps.push_back(OpenStep::new(&self.spec));
+    }
+
+    /// All leases are void.
+    pub(super) fn clear_steps(&mut self) {
         self.drivers.values_mut().for_each(|driver| driver.leases = 0);
-        self.to_lease = self.spec.lots.all().collect();
+        self.steps = OpenStep::all(&self.spec);
     }
 
     /// Sends a driver what it lacks, and ends what it should not have.
@@ -106,11 +165,14 @@ impl Coordinator {
             }
             self.send(to, Attempt(0), Body::View(self.current_view()), out);
         }
-        let mut ended: std::collections::BTreeSet<LeaseNo> = status.leases.iter().copied().collect();
-        for (&lot, leased) in self.leases.iter().filter(|(_, leased)| leased.driver == driver) {
-            if !ended.remove(&leased.number) {
-                let lease = Lease { number: leased.number, lot, wanted: leased.wanted.clone() };
-                self.send(to, Attempt(0), Body::Lease(lease), out);
+        let mut ended: BTreeSet<LeaseNo> = status.leases.iter().copied().collect();
+        for (open, step) in self.steps.iter().zip(self.book.step.0..) {
+            for (&lot, leased) in open.leases.iter().filter(|(_, leased)| leased.driver == driver) {
+                if !ended.remove(&leased.number) {
+                    let at = LotOf { step: Step(step), lot };
+                    let lease = Lease { number: leased.number, at, held: leased.held.clone() };
+                    self.send(to, Attempt(0), Body::Lease(lease), out);
+                }
             }
         }
         if !ended.is_empty() {
@@ -135,7 +197,8 @@ impl Coordinator {
         for (&peer, member) in self.members.iter().filter(|(_, member)| member.is_active()) {
             if let Some(stage) = member.stage {
                 let Capability { site, speed, .. } = member.capability;
-                stages[stage.0 as usize].push(Holder { peer, site, speed, draining: member.draining });
+                let (draining, since) = (member.draining, member.since());
+                stages[stage.0 as usize].push(Holder { peer, site, speed, draining, since });
             }
         }
         View { number: self.view, stages }

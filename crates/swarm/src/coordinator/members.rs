@@ -19,6 +19,10 @@ pub(super) struct Member {
     pub draining: bool,
     /// The step in which it was left out of the reduction: it counts again from the next one on.
     pub sits_out: Option<(Epoch, Step)>,
+    /// It works, but was not in a reduction that is committed: until it has fetched that sum, it is in none.
+    pub behind: bool,
+    /// Whom it fetches those sums from.
+    pub catches_up_from: Option<PeerId>,
     pub status: WorkerStatus,
     /// The version that its last beat told of.
     pub version: (Epoch, Step),
@@ -60,6 +64,8 @@ impl Member {
             phase: Phase::Loading(Source::Checkpoint),
             draining: false,
             sits_out: None,
+            behind: false,
+            catches_up_from: None,
             status: WorkerStatus::default(),
             version: Default::default(),
             last_heard: now,
@@ -87,6 +93,16 @@ impl Member {
 
     pub(super) fn is_active(&self) -> bool {
         self.phase == Phase::Active
+    }
+
+    /// Whether it counts, and has the newest state or is about to: it may give it to others.
+    pub(super) fn is_whole(&self) -> bool {
+        self.is_active() && !self.behind
+    }
+
+    /// The first step for which it has the weights.
+    pub(super) fn since(&self) -> Step {
+        self.status.since
     }
 
     fn is_silent(&self, now: Time, silence: Span, beat: Span) -> bool {
@@ -138,6 +154,8 @@ impl Coordinator {
             phase: Phase::Idle,
             draining: false,
             sits_out: None,
+            behind: false,
+            catches_up_from: None,
             status: WorkerStatus::default(),
             version: Default::default(),
             last_heard: self.now,
@@ -246,16 +264,26 @@ impl Coordinator {
         match member.phase {
             Phase::Idle => {}
             // Closed while it, or we, were away; it may have all that is needed to apply it.
-            _ if status.whole && status.active && self.lacks_last_commit(member.version) => {
+            _ if status.whole
+                && status.active
+                && !member.behind
+                && self.lacks_last_commit(member.version) =>
+            {
                 if let Some(commit) = self.last_commit().cloned() {
                     self.send(Address::Worker(peer), Attempt(0), Body::Commit(commit), out);
                 }
             }
             Phase::Loading(_) if here && status.active => self.activate(peer, out),
-            Phase::Loading(_) if here => self.activate_if_open(peer, out),
+            Phase::Loading(_) if here || self.is_near(peer) => self.activate_if_open(peer, out),
             Phase::Loading(source) => self.resend_assign(peer, source, out),
-            Phase::Active if here && status.active => self.resend_reduce(peer, out),
-            Phase::Active if here => self.send(Address::Worker(peer), Attempt(0), Body::Activate, out),
+            Phase::Active if here && status.active => {
+                self.caught_up(peer, out);
+                self.resend_reduce(peer, out);
+            }
+            Phase::Active if member.behind && status.active && self.is_near(peer) => self.catch_up(peer, out),
+            Phase::Active if here || (member.behind && self.is_near(peer)) => {
+                self.send(Address::Worker(peer), Attempt(0), Body::Activate, out)
+            }
             Phase::Active => self.demote(peer, "its state is behind and cannot catch up by a commit", out),
         }
     }

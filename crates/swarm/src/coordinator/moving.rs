@@ -35,13 +35,16 @@ impl Coordinator {
             && let Some(donor) = self.donor(to, peer)
         {
             out.push(Command::Tell(format!("{peer} moves to {to}: {reason}")));
+            if let Some(from) = self.members.get_mut(&peer).and_then(|member| member.stage.take()) {
+                self.forget_holder(peer, from, out);
+            }
             self.assign(peer, to, Source::Donor(donor), out);
         }
     }
 
     fn placed(&self) -> Vec<Placed> {
         let mut placed = Vec::new();
-        for (&peer, member) in self.members.iter().filter(|(_, m)| m.is_active() && !m.draining) {
+        for (&peer, member) in self.members.iter().filter(|(_, m)| m.is_whole() && !m.draining) {
             if let Some(stage) = member.stage {
                 placed.push(Placed { peer, stage, speed: member.capability.speed });
             }

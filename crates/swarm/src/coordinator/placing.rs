@@ -30,7 +30,13 @@ impl Coordinator {
 
     /// Whether every stage has somebody who counts.
     pub(super) fn every_stage_is_held(&self) -> bool {
-        (0..self.spec.stages).all(|stage| self.has(StageId(stage), |phase| phase == Phase::Active))
+        let mut held = vec![false; self.spec.stages as usize];
+        for member in self.members.values().filter(|member| member.is_active()) {
+            if let Some(stage) = member.stage {
+                held[stage.0 as usize] = true;
+            }
+        }
+        held.into_iter().all(|held| held)
     }
 
     /// Whether members still load what is safe, and not for too long: work that is given out before they are
@@ -41,19 +47,27 @@ impl Coordinator {
             && self.members.values().any(|member| loads(member.phase))
     }
 
-    /// A stage that has neither a holder nor anybody who loads it from what is safe.
+    /// A stage that has neither a holder with the weights of the open step nor anybody who loads them from what
+    /// is safe.
     fn lost_stage(&self) -> Option<StageId> {
-        let lives = |phase| {
-            matches!(phase, Phase::Active | Phase::Loading(Source::Seed) | Phase::Loading(Source::Checkpoint))
-        };
-        (0..self.spec.stages).map(StageId).find(|&stage| !self.has(stage, lives))
+        let mut lives = vec![false; self.spec.stages as usize];
+        let to_compute = self.steps.front().is_some_and(|open| !open.ledger.is_done());
+        for member in self.members.values() {
+            let loads = matches!(member.phase, Phase::Loading(Source::Seed | Source::Checkpoint));
+            let holds = member.is_whole() && !(to_compute && member.since() > self.book.step);
+            if let Some(stage) = member.stage.filter(|_| loads || holds) {
+                lives[stage.0 as usize] = true;
+            }
+        }
+        lives.iter().position(|lives| !lives).map(|stage| StageId(stage as u16))
     }
 
     /// A member of the stage that was left out of this step's reduction, and still has the version that is open.
     fn who_sat_out(&self, stage: StageId) -> Option<PeerId> {
         let now_at = (self.book.epoch, self.book.step);
         let has = |member: &super::Member| {
-            member.stage == Some(stage) && member.status.whole && member.version == now_at
+            let whole = member.status.whole && member.since() <= now_at.1;
+            member.stage == Some(stage) && whole && member.version == now_at
         };
         self.members.iter().find(|(_, member)| has(member)).map(|(&peer, _)| peer)
     }
@@ -65,10 +79,6 @@ impl Coordinator {
             member.sits_out = None;
         }
         self.activate(peer, out);
-    }
-
-    fn has(&self, stage: StageId, phase: impl Fn(Phase) -> bool) -> bool {
-        self.members.values().any(|member| member.stage == Some(stage) && phase(member.phase))
     }
 
     /// All holders of a stage are gone: everybody goes back to the last checkpoint, under a new epoch. The start
@@ -90,7 +100,7 @@ impl Coordinator {
 
     /// The rollback is safe: everybody gets the state of the checkpoint.
     pub(super) fn on_rolled_back(&mut self, out: &mut Vec<Command>) {
-        self.reset_step();
+        self.reset_steps();
         self.saved.clear();
         let Some(source) = self.safe_source() else { return };
         self.filled_at = self.now;
@@ -102,6 +112,9 @@ impl Coordinator {
             if let Some(member) = self.members.get_mut(&peer) {
                 member.stage = Some(stage);
             }
+        }
+        for member in self.members.values_mut() {
+            (member.behind, member.catches_up_from) = (false, None);
         }
         let placed: Vec<(PeerId, StageId)> =
             self.members.iter().filter_map(|(&peer, member)| Some((peer, member.stage?))).collect();
@@ -131,13 +144,15 @@ impl Coordinator {
         let gives_to = |donor: PeerId| {
             self.members
                 .values()
-                .filter(|member| member.phase == Phase::Loading(Source::Donor(donor)))
+                .filter(|m| {
+                    m.phase == Phase::Loading(Source::Donor(donor)) || m.catches_up_from == Some(donor)
+                })
                 .count()
         };
         let holders = self
             .members
             .iter()
-            .filter(|(peer, member)| **peer != joiner && member.is_active() && member.stage == Some(stage));
+            .filter(|(peer, member)| **peer != joiner && member.is_whole() && member.stage == Some(stage));
         let rank = |peer: PeerId, member: &super::Member| {
             (member.capability.site != site, member.draining, gives_to(peer))
         };
@@ -151,10 +166,11 @@ impl Coordinator {
         let Some(member) = self.members.get_mut(&peer) else { return };
         member.stage = Some(stage);
         member.phase = Phase::Loading(source);
+        member.behind = false;
         let (number, incarnation) = (member.number, member.incarnation);
         let place = Place { member: number, incarnation, stage, capability: member.capability.clone() };
         self.append(Record::Placed(peer, place), out);
-        let assign = Assign { member: number, stage, source };
+        let assign = Assign { member: number, stage, source, catch_up: false };
         self.send(Address::Worker(peer), Attempt(0), Body::Assign(assign), out);
     }
 
@@ -163,11 +179,8 @@ impl Coordinator {
         let Some((stage, member)) = self.members.get(&peer).and_then(|m| Some((m.stage?, m.number))) else {
             return;
         };
-        let still_gives = |donor: PeerId| {
-            self.members.get(&donor).is_some_and(|member| member.is_active() && member.stage == Some(stage))
-        };
         let source = match source {
-            Source::Donor(donor) if still_gives(donor) => Some(source),
+            Source::Donor(donor) if self.can_give(donor, stage) => Some(source),
             Source::Donor(_) => self.donor(stage, peer).map(Source::Donor),
             // Everybody may have gone on since it was told to load what is safe.
             Source::Seed | Source::Checkpoint => {
@@ -178,7 +191,12 @@ impl Coordinator {
         if let Some(member) = self.members.get_mut(&peer) {
             member.phase = Phase::Loading(source);
         }
-        self.send(Address::Worker(peer), Attempt(0), Body::Assign(Assign { member, stage, source }), out);
+        self.send(
+            Address::Worker(peer),
+            Attempt(0),
+            Body::Assign(Assign { member, stage, source, catch_up: false }),
+            out,
+        );
     }
 
     /// Where the state of the open step can be had without a donor.
@@ -199,13 +217,13 @@ impl Coordinator {
         }
     }
 
-    /// A joiner has the state of the open step. It counts, unless its stage is already being reduced: then it
-    /// would lack the sum, and counts from the next step on.
+    /// A joiner has the state of the open step. It counts, unless its stage is already being reduced and it
+    /// could do nothing before that is over: it would lack the sum, and counts from the next step on.
     pub(super) fn activate_if_open(&mut self, peer: PeerId, out: &mut Vec<Command>) {
         let open = self.members.get(&peer).and_then(|member| member.stage).is_some_and(|stage| {
             self.lives[stage.0 as usize].reducing.is_none() && self.closing == Closing::No
         });
-        if open {
+        if open || self.spec.sync.lag() > 0 {
             self.activate(peer, out);
         }
     }
@@ -214,21 +232,97 @@ impl Coordinator {
         let now_at = (self.book.epoch, self.book.step);
         if let Some(member) = self.members.get_mut(&peer).filter(|member| member.sits_out != Some(now_at)) {
             member.phase = Phase::Active;
+            let behind = member.version != now_at;
+            member.behind = behind;
             self.send(Address::Worker(peer), Attempt(0), Body::Activate, out);
+            if behind {
+                self.catch_up(peer, out);
+            }
             self.new_view(out);
             self.advance(out);
+        }
+    }
+
+    /// Whether a member has the weights of a version with which an open step is computed.
+    pub(super) fn is_near(&self, peer: PeerId) -> bool {
+        self.members.get(&peer).is_some_and(|member| {
+            let (epoch, version) = member.version;
+            member.status.whole
+                && member.status.stage == member.stage
+                && epoch == self.book.epoch
+                && self.spec.sync.is_open(version, self.book.step)
+        })
+    }
+
+    /// A member that works fetches the sums that it was not there for.
+    pub(super) fn catch_up(&mut self, peer: PeerId, out: &mut Vec<Command>) {
+        let Some((stage, member)) = self.members.get(&peer).and_then(|m| Some((m.stage?, m.number))) else {
+            return;
+        };
+        // It is not sent from donor to donor while one still gives.
+        let before = self.members.get(&peer).and_then(|member| member.catches_up_from);
+        let donor = before.filter(|&donor| self.can_give(donor, stage)).or_else(|| self.donor(stage, peer));
+        if let Some(member) = self.members.get_mut(&peer) {
+            member.catches_up_from = donor;
+        }
+        if let Some(donor) = donor {
+            let assign = Assign { member, stage, source: Source::Donor(donor), catch_up: true };
+            self.send(Address::Worker(peer), Attempt(0), Body::Assign(assign), out);
+        }
+    }
+
+    fn can_give(&self, donor: PeerId, stage: StageId) -> bool {
+        self.members.get(&donor).is_some_and(|member| member.is_whole() && member.stage == Some(stage))
+    }
+
+    /// A member is at the open step.
+    pub(super) fn caught_up(&mut self, peer: PeerId, out: &mut Vec<Command>) {
+        if let Some(member) = self.members.get_mut(&peer).filter(|member| member.behind) {
+            (member.behind, member.catches_up_from) = (false, None);
+            self.advance(out);
+        }
+    }
+
+    /// The members that work but were not in the reductions of the oldest step.
+    pub(super) fn left_out(&self) -> Vec<PeerId> {
+        let is_out = |(peer, member): &(&PeerId, &super::Member)| {
+            let life = member.stage.map(|stage| &self.lives[stage.0 as usize]);
+            let plan = life.and_then(|life| life.reducing.as_ref());
+            member.is_active() && plan.is_some_and(|reducing| !reducing.plan.members.contains(peer))
+        };
+        self.members.iter().filter(is_out).map(|(&peer, _)| peer).collect()
+    }
+
+    /// A step was closed without these: they fetch its sum. Who lacked one before has no weights left that are
+    /// of use, and is given the newest as a joiner is.
+    pub(super) fn leave_behind(&mut self, left_out: Vec<PeerId>, out: &mut Vec<Command>) {
+        for peer in left_out {
+            let Some(member) = self.members.get_mut(&peer) else { continue };
+            if member.behind || self.spec.sync.lag() == 0 {
+                self.unseat(peer, out);
+            } else {
+                member.behind = true;
+                self.catch_up(peer, out);
+            }
         }
     }
 
     /// A member cannot take part in this step: what it holds does not count, and it is given the state of the
     /// next one, as a joiner is.
     pub(super) fn demote(&mut self, peer: PeerId, why: &str, out: &mut Vec<Command>) {
-        let Some(stage) = self.members.get(&peer).and_then(|member| member.stage) else { return };
         out.push(Command::Tell(format!("{peer} sits out {}: {why}", self.book.step)));
         let now_at = (self.book.epoch, self.book.step);
         if let Some(member) = self.members.get_mut(&peer) {
-            (member.stage, member.phase, member.sits_out) = (None, Phase::Idle, Some(now_at));
+            member.sits_out = Some(now_at);
         }
+        self.unseat(peer, out);
+    }
+
+    /// A member's state is of no use any more: it gets the newest from a donor.
+    fn unseat(&mut self, peer: PeerId, out: &mut Vec<Command>) {
+        let Some(member) = self.members.get_mut(&peer) else { return };
+        let Some(stage) = member.stage.take() else { return };
+        (member.phase, member.behind, member.catches_up_from) = (Phase::Idle, false, None);
         self.forget_holder(peer, stage, out);
         match self.donor(stage, peer) {
             Some(donor) => self.assign(peer, stage, Source::Donor(donor), out),
@@ -254,6 +348,6 @@ impl Coordinator {
         let Some(stage) = self.members.get(&peer).and_then(|member| member.stage) else { return true };
         self.members
             .iter()
-            .any(|(&other, m)| other != peer && m.is_active() && m.stage == Some(stage) && !m.draining)
+            .any(|(&other, m)| other != peer && m.is_whole() && m.stage == Some(stage) && !m.draining)
     }
 }

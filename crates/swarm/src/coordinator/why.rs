@@ -61,7 +61,7 @@ impl Coordinator {
         let mut reasons = Vec::new();
         for stage in (0..self.spec.stages).map(StageId) {
             let life = &self.lives[stage.0 as usize];
-            let open = self.ledger.open_lots(stage);
+            let open = self.steps[0].ledger.open_lots(stage);
             if open > 0 {
                 reasons.push(format!("{stage}: {open} of {} lots are not sealed", self.spec.lots.lots));
             } else if let Some(reducing) = &life.reducing {

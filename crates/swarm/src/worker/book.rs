@@ -10,15 +10,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::ids::*;
 use crate::lots::Lots;
 use crate::message::SealedLot;
+use crate::spec::Reduce;
 
 /// A job's number at its worker: what the host knows a forward pass, and later its gradient, by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JobId(pub u64);
 
-/// The lots of the open step.
+/// The lots of an open step.
 #[derive(Clone, Debug)]
 pub struct Book {
     lots: Lots,
+    reduce: Reduce,
     entries: BTreeMap<Lot, Entry>,
 }
 
@@ -63,8 +65,13 @@ pub enum Granted {
 
 impl Book {
     /// An empty book.
-    pub fn new(lots: Lots) -> Book {
-        Book { lots, entries: BTreeMap::new() }
+    pub fn new(lots: Lots, reduce: Reduce) -> Book {
+        Book { lots, reduce, entries: BTreeMap::new() }
+    }
+
+    /// Whether a microbatch is in its lot's sum.
+    pub fn has(&self, lot: Lot, microbatch: Microbatch) -> bool {
+        self.entries.get(&lot).is_some_and(|entry| entry.folded.contains(&microbatch))
     }
 
     /// Takes note of a grant.
@@ -122,7 +129,10 @@ impl Book {
                 (vec![lot], Some(job))
             }
             Seal::Accepted => {
-                let gone: Vec<Lot> = self.lots.merged_with(lot, &self.accepted()).map(Lot).collect();
+                let gone: Vec<Lot> = match self.reduce {
+                    Reduce::Exact => self.lots.merged_with(lot, &self.accepted()).map(Lot).collect(),
+                    Reduce::Fast => self.accepted().into_iter().collect(),
+                };
                 gone.iter().for_each(|lot| drop(self.entries.remove(lot)));
                 (gone, None)
             }
@@ -145,13 +155,18 @@ impl Book {
         self.entries.iter().filter_map(accepted).collect()
     }
 
+    /// The lots with anything in them.
+    pub fn lots(&self) -> Vec<Lot> {
+        self.entries.keys().copied().collect()
+    }
+
     /// All seals, or only those that wait for their verdict.
-    pub fn seals(&self, waiting_only: bool) -> Vec<SealedLot> {
+    pub fn seals(&self, step: Step, waiting_only: bool) -> Vec<SealedLot> {
         let mut seals = Vec::new();
         for (&lot, entry) in &self.entries {
             let accepted = entry.seal == Seal::Accepted;
             if entry.seal != Seal::Open && !(waiting_only && accepted) {
-                seals.push(SealedLot { lot, grant: entry.grant, accepted });
+                seals.push(SealedLot { at: LotOf { step, lot }, grant: entry.grant, accepted });
             }
         }
         seals
@@ -179,7 +194,7 @@ mod tests {
     }
 
     fn book() -> Book {
-        Book::new(Lots { microbatches: 4, lots: 2 })
+        Book::new(Lots { microbatches: 4, lots: 2 }, Reduce::Exact)
     }
 
     #[test]

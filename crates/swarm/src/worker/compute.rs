@@ -5,7 +5,7 @@ use crate::message::*;
 use crate::refusal::Refusal;
 use crate::time::{Span, Time};
 use crate::worker::book::{Fold, Granted, JobId};
-use crate::worker::jobs::{Job, State};
+use crate::worker::jobs::{Job, Key, State, key};
 use crate::worker::{Command, Worker};
 
 impl Worker {
@@ -16,20 +16,24 @@ impl Worker {
         }
         let fence = envelope.fence;
         let (Body::Begin(work, input) | Body::Activation(work, input)) = envelope.body else { return };
-        let Some(hop) = self.our_hop(&work) else {
+        let Some(hop) = self.our_hop(&work).filter(|_| fence.step >= self.since) else {
             self.refusals.count(Refusal::OtherStage);
             return self.decline(&work, fence, Decline::NotHere, out);
         };
-        if !self.replaces_what_is_here(&work, fence, out) {
-            return;
+        let here = self.jobs.get(key(&work, fence)).map(Job::attempt);
+        if here.is_some_and(|here| (work.lease, fence.attempt) < here) {
+            return self.refusals.count(Refusal::OldAttempt);
         }
         let grant = hop.grant.map(|attempt| Grant { lease: work.lease, attempt });
         if let Some(grant) = grant
-            && !self.take_grant(work.lot, grant, out)
+            && !self.take_grant(LotOf { step: fence.step, lot: work.lot }, grant, out)
         {
             return;
         }
-        if !self.make_room(work.lease, out) {
+        if self.answer_from_what_is_here(&work, fence, grant, out) {
+            return;
+        }
+        if !self.make_room(now, out) {
             self.refusals.count(Refusal::Busy);
             return self.decline(&work, fence, Decline::Busy, out);
         }
@@ -43,28 +47,36 @@ impl Worker {
             return;
         }
         let Body::Gradient(work, gradient) = envelope.body else { return };
-        match self.jobs.get(work.lot, work.microbatch) {
-            Some(job) if same_try(job, &work, envelope.fence) => {
-                if !matches!(job.state, State::Away(_)) {
-                    return self.refusals.count(Refusal::Repeated);
-                }
-                self.jobs.ready_backward(work.lot, work.microbatch, Some(gradient));
-                self.compute(now, out);
+        let key = key(&work, envelope.fence);
+        match self.jobs.get(key) {
+            Some(job) if job.attempt() != (work.lease, envelope.fence.attempt) => {
+                self.refusals.count(Refusal::OldAttempt)
             }
-            Some(_) => self.refusals.count(Refusal::OldAttempt),
+            Some(job) => match job.state {
+                State::Away(since) => {
+                    self.away_time.observe(now.since(since));
+                    self.jobs.ready_backward(key, Some(gradient));
+                    self.compute(now, out);
+                }
+                State::Kept(kept) => {
+                    self.progress(job, Pass::Backward, None, out);
+                    self.send_gradient(job, kept, out);
+                }
+                State::Ready(..) | State::Running(_) => self.refusals.count(Refusal::Repeated),
+            },
             None => self.refusals.count(Refusal::Unasked),
         }
     }
 
     pub(super) fn on_forward_done(&mut self, id: JobId, output: Payload, now: Time, out: &mut Vec<Command>) {
-        if let Some((job, computed)) = self.jobs.done(id, now) {
-            self.progress(&job, Pass::Forward, computed, out);
-            let (lot, microbatch) = (job.work.lot, job.work.microbatch);
+        if let Some((mut job, computed)) = self.jobs.done(id, now) {
+            self.progress(&job, Pass::Forward, Some(computed), out);
+            self.jobs.away(job.key(), output, now);
+            job.output = Some(output);
             if self.is_last() {
-                self.jobs.ready_backward(lot, microbatch, None);
+                self.jobs.ready_backward(job.key(), None);
             } else {
-                self.jobs.away(lot, microbatch, output);
-                self.send_activation(&job, output, out);
+                self.send_activation(&job, out);
             }
         }
         self.compute(now, out);
@@ -80,14 +92,13 @@ impl Worker {
         match self.jobs.done(id, now) {
             None => out.push(Command::Discard(id)), // Its step or attempt is over.
             Some((job, computed)) => {
-                self.jobs.remove(job.work.lot, job.work.microbatch);
-                self.progress(&job, Pass::Backward, computed, out);
-                let before = self.stage.and_then(|stage| stage.0.checked_sub(1));
-                if let Some(before) = before.and_then(|stage| job.work.route.get(stage as usize)) {
-                    let body = Body::Gradient(job.work.clone(), gradient);
-                    self.send(Address::Worker(before.peer), job.fence, body, out);
-                }
+                self.progress(&job, Pass::Backward, Some(computed), out);
+                self.send_gradient(&job, gradient, out);
+                let kept = self.jobs.keep(job.key(), gradient);
                 self.fold(&job, out);
+                if !kept {
+                    out.push(Command::Forget(id));
+                }
             }
         }
         self.compute(now, out);
@@ -95,9 +106,13 @@ impl Worker {
 
     /// The driver took a lot away from us.
     pub(super) fn on_revoke(&mut self, fence: Fence, lot: Lot, grant: Grant, out: &mut Vec<Command>) {
-        if (fence.epoch, fence.step) == (self.epoch, self.version) && self.book.revoke(lot, grant) {
-            out.extend(self.jobs.remove_lot(lot, grant).into_iter().map(Command::Forget));
-            out.push(Command::DropLots(vec![lot]));
+        if fence.epoch != self.epoch || !self.books.contains_key(&fence.step) {
+            return;
+        }
+        let at = LotOf { step: fence.step, lot };
+        if self.book(fence.step).revoke(lot, grant) {
+            out.extend(self.jobs.remove_lot(at, grant).into_iter().map(Command::Forget));
+            out.push(Command::DropLots(vec![at]));
         }
     }
 
@@ -110,33 +125,49 @@ impl Worker {
         }
         self.last_verdict = (fence.term, number);
         self.unreported = false;
-        if (fence.epoch, fence.step) != (self.epoch, self.version) {
-            return self.refusals.count(Refusal::OldStep);
+        if fence.epoch != self.epoch {
+            return self.refusals.count(Refusal::OldEpoch);
         }
-        for lot in accepted {
-            if let Some(job) = self.book.accept(lot) {
-                out.push(Command::Fold(job, lot));
+        for at in accepted {
+            if self.is_reducing_without(fence.term, at) {
+                continue; // It stays withheld; if the reduction comes to nothing, the next beat tells of it again.
             }
+            let job = self.books.get_mut(&at.step).and_then(|book| book.accept(at.lot));
+            out.extend(job.map(|job| Command::Fold(job, at)));
         }
-        // A plan of the same term that counts a lot as ours is the ledger's later word.
-        let plan = self.reduction.as_ref().filter(|reduction| reduction.term == fence.term);
-        let counted = plan.map(|reduction| reduction.plan.lots_of(self.me)).unwrap_or_default();
         let mut lost = Vec::new();
-        for lot in refused.into_iter().filter(|lot| !counted.contains(lot)) {
-            let (gone, withheld) = self.book.drop_lot(lot);
+        for at in refused {
+            if self.counts(fence.term, at) {
+                continue;
+            }
+            let Some(book) = self.books.get_mut(&at.step) else { continue };
+            let (gone, withheld) = book.drop_lot(at.lot);
             out.extend(withheld.map(Command::Discard));
-            lost.extend(gone.iter().copied().filter(|other| *other != lot));
+            let gone: Vec<LotOf> = gone.into_iter().map(|lot| LotOf { lot, ..at }).collect();
+            lost.extend(gone.iter().copied().filter(|other| *other != at));
             if !gone.is_empty() {
                 out.push(Command::DropLots(gone));
             }
         }
-        if !lost.is_empty() {
+        if lost.iter().any(|at| at.step == self.version) {
             self.reduction = None; // It counted on what is lost.
         }
         self.tell_lost(lost, out);
     }
 
-    pub(super) fn tell_lost(&mut self, lots: Vec<Lot>, out: &mut Vec<Command>) {
+    /// Whether its step is being reduced by a plan in which a lot is not ours.
+    fn is_reducing_without(&self, term: Term, at: LotOf) -> bool {
+        let plan = self.reduction.as_ref().filter(|reduction| reduction.term == term);
+        at.step == self.version && plan.is_some_and(|reduction| !reduction.counts(at.lot))
+    }
+
+    /// Whether a plan of the same term counts a lot as ours: the ledger's later word.
+    fn counts(&self, term: Term, at: LotOf) -> bool {
+        let plan = self.reduction.as_ref().filter(|reduction| reduction.term == term);
+        at.step == self.version && plan.is_some_and(|reduction| reduction.counts(at.lot))
+    }
+
+    pub(super) fn tell_lost(&mut self, lots: Vec<LotOf>, out: &mut Vec<Command>) {
         if let Some(stage) = self.stage
             && !lots.is_empty()
         {
@@ -144,8 +175,7 @@ impl Worker {
         }
     }
 
-    pub(super) fn send_seals(&mut self, waiting_only: bool, out: &mut Vec<Command>) {
-        let lots = self.book.seals(waiting_only);
+    pub(super) fn send_seals(&mut self, lots: Vec<SealedLot>, out: &mut Vec<Command>) {
         if let Some(stage) = self.stage
             && !lots.is_empty()
         {
@@ -154,16 +184,18 @@ impl Worker {
     }
 
     /// Gives the device its next job.
-    fn compute(&mut self, now: Time, out: &mut Vec<Command>) {
+    pub(super) fn compute(&mut self, now: Time, out: &mut Vec<Command>) {
         if self.applying.is_some() || !self.whole {
             return;
         }
+        let sync = self.spec.sync;
         if let Some((job, pass, input)) = self.jobs.start(now) {
             out.push(match pass {
                 Pass::Backward => Command::Backward(job.id, input),
                 Pass::Forward => Command::Forward {
                     job: job.id,
                     step: job.fence.step,
+                    weights: sync.weights_of(job.fence.step),
                     microbatch: job.work.microbatch,
                     input: input.unwrap_or_default(),
                 },
@@ -172,12 +204,15 @@ impl Worker {
     }
 
     fn fold(&mut self, job: &Job, out: &mut Vec<Command>) {
-        let (lot, microbatch) = (job.work.lot, job.work.microbatch);
-        let fold = job.grant.map_or(Fold::Discard, |grant| self.book.fold(lot, microbatch, grant, job.id));
+        let Key { at, microbatch } = job.key();
+        let fold = match job.grant {
+            Some(grant) => self.book(at.step).fold(at.lot, microbatch, grant, job.id),
+            None => Fold::Discard,
+        };
         match fold {
-            Fold::Add => out.push(Command::Fold(job.id, lot)),
+            Fold::Add => out.push(Command::Fold(job.id, at)),
             Fold::Discard => out.push(Command::Discard(job.id)),
-            Fold::Withhold => self.send_seals(true, out),
+            Fold::Withhold => self.send_seals(self.seals(true), out),
         }
     }
 
@@ -189,32 +224,53 @@ impl Worker {
         work.route.get(stage.0 as usize).copied().filter(|hop| sound && hop.peer == self.me)
     }
 
-    /// Makes way for a later try of a microbatch; answers a repeated delivery again; refuses an older one.
-    fn replaces_what_is_here(&mut self, work: &Work, fence: Fence, out: &mut Vec<Command>) -> bool {
-        let Some(job) = self.jobs.get(work.lot, work.microbatch) else { return true };
-        match (work.lease, fence.attempt).cmp(&(job.work.lease, job.fence.attempt)) {
-            std::cmp::Ordering::Less => self.refusals.count(Refusal::OldAttempt),
-            std::cmp::Ordering::Equal => {
-                if let State::Away(output) = job.state {
-                    let job = job.clone();
-                    self.send_activation(&job, output, out);
-                }
-                self.refusals.count(Refusal::Repeated);
+    /// What was computed for an earlier try of a microbatch, or for the same one, serves this one too.
+    fn answer_from_what_is_here(
+        &mut self,
+        work: &Work,
+        fence: Fence,
+        grant: Option<Grant>,
+        out: &mut Vec<Command>,
+    ) -> bool {
+        let key = key(work, fence);
+        let Some(job) = self.jobs.get(key) else { return false };
+        let repeated = job.attempt() == (work.lease, fence.attempt);
+        let done = matches!(job.state, State::Kept(_));
+        if done && grant.is_some() && !self.book(fence.step).has(key.at.lot, key.microbatch) {
+            // It was passed through before, and its gradient thrown away.
+            out.extend(self.jobs.remove(key).map(|job| Command::Forget(job.id)));
+            return false;
+        }
+        if repeated {
+            self.refusals.count(Refusal::Repeated);
+        }
+        let Some(job) = self.jobs.renew(work.clone(), fence, grant).cloned() else { return false };
+        match job.state {
+            State::Ready(Pass::Forward, _) | State::Running(Pass::Forward) => {}
+            State::Kept(gradient) if self.is_last() => {
+                self.progress(&job, Pass::Backward, None, out);
+                self.send_gradient(&job, gradient, out);
             }
-            std::cmp::Ordering::Greater => {
-                let old = self.jobs.remove(work.lot, work.microbatch);
-                out.extend(old.map(|job| Command::Forget(job.id)));
-                return true;
+            State::Ready(..) | State::Running(_) if self.is_last() => {}
+            State::Ready(..) | State::Running(_) | State::Away(_) | State::Kept(_) => {
+                self.progress(&job, Pass::Forward, None, out);
+                self.send_activation(&job, out);
             }
         }
-        false
+        true
     }
 
-    fn take_grant(&mut self, lot: Lot, grant: Grant, out: &mut Vec<Command>) -> bool {
-        match self.book.grant(lot, grant) {
+    fn take_grant(&mut self, at: LotOf, grant: Grant, out: &mut Vec<Command>) -> bool {
+        match self.book(at.step).grant(at.lot, grant) {
             Granted::Yes => {}
-            Granted::Instead => out.push(Command::DropLots(vec![lot])),
-            Granted::Sealed => self.send_seals(false, out),
+            Granted::Instead => {
+                out.extend(self.jobs.remove_kept(at).into_iter().map(Command::Forget));
+                out.push(Command::DropLots(vec![at]));
+            }
+            Granted::Sealed => {
+                let seals = self.book(at.step).seals(at.step, false);
+                self.send_seals(seals, out);
+            }
             Granted::Old => {
                 self.refusals.count(Refusal::OldAttempt);
                 return false;
@@ -223,12 +279,14 @@ impl Worker {
         true
     }
 
-    fn make_room(&mut self, lease: LeaseNo, out: &mut Vec<Command>) -> bool {
-        match self.jobs.room(lease) {
+    fn make_room(&mut self, now: Time, out: &mut Vec<Command>) -> bool {
+        let tuning = self.spec.tuning;
+        let longest = self.away_time.deadline(tuning.slack, tuning.unknown, 1);
+        match self.jobs.room(Time(now.0.saturating_sub(longest.0))) {
             Ok(()) => true,
             Err(None) => false,
-            Err(Some((lot, microbatch))) => {
-                out.extend(self.jobs.remove(lot, microbatch).map(|job| Command::Forget(job.id)));
+            Err(Some(key)) => {
+                out.extend(self.jobs.remove(key).map(|job| Command::Forget(job.id)));
                 true
             }
         }
@@ -238,15 +296,23 @@ impl Worker {
         self.stage.is_some_and(|stage| stage.0 + 1 == self.spec.stages)
     }
 
-    fn send_activation(&self, job: &Job, output: Payload, out: &mut Vec<Command>) {
+    fn send_activation(&self, job: &Job, out: &mut Vec<Command>) {
         let next = self.stage.and_then(|stage| job.work.route.get(stage.0 as usize + 1));
-        if let Some(next) = next {
+        if let (Some(next), Some(output)) = (next, job.output) {
             let body = Body::Activation(job.work.clone(), output);
             self.send(Address::Worker(next.peer), job.fence, body, out);
         }
     }
 
-    fn progress(&self, job: &Job, pass: Pass, computed: Span, out: &mut Vec<Command>) {
+    fn send_gradient(&self, job: &Job, gradient: Payload, out: &mut Vec<Command>) {
+        let before = self.stage.and_then(|stage| stage.0.checked_sub(1));
+        if let Some(before) = before.and_then(|stage| job.work.route.get(stage as usize)) {
+            let body = Body::Gradient(job.work.clone(), gradient);
+            self.send(Address::Worker(before.peer), job.fence, body, out);
+        }
+    }
+
+    fn progress(&self, job: &Job, pass: Pass, computed: Option<Span>, out: &mut Vec<Command>) {
         let Work { lot, microbatch, lease, driver, .. } = job.work;
         let stage = self.stage.unwrap_or_default();
         let body = Body::Progress(Progress { lot, microbatch, lease, stage, pass, computed });
@@ -259,8 +325,4 @@ impl Worker {
         let body = Body::Declined { lot, microbatch, lease, stage: StageId(at as u16), reason };
         self.send(Address::Driver(work.driver), fence, body, out);
     }
-}
-
-fn same_try(job: &Job, work: &Work, fence: Fence) -> bool {
-    (work.lease, fence.attempt) == (job.work.lease, job.fence.attempt)
 }

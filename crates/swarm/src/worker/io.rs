@@ -1,4 +1,8 @@
 //! What goes into a worker, and what it wants done. The host carries commands out in order.
+//!
+//! What a host holds for a job has two lives. What forward keeps, the output and the gradient of the input last
+//! until [`Command::Forget`]; the gradient of the weights lasts from [`Input::BackwardDone`] until
+//! [`Command::Fold`] or [`Command::Discard`], or until its step is dropped.
 
 use crate::ids::*;
 use crate::journal::Commit;
@@ -24,7 +28,7 @@ pub enum Input {
     Prepared(Term, Attempt, Digest, Vec<u8>),
     /// A commit was applied: the state is now of this version.
     Applied(Epoch, Step),
-    /// A state was loaded: it is of this version.
+    /// A state was loaded, or caught up: it is of this version.
     Loaded(Epoch, Step),
     /// A checkpoint of this version is safe.
     Saved(Epoch, Step),
@@ -41,8 +45,10 @@ pub enum Command {
     Forward {
         /// Under this number.
         job: JobId,
-        /// Of this step, which is the version of the weights.
+        /// Of this step.
         step: Step,
+        /// With the weights of this version, which are also those for backward.
+        weights: Step,
         /// This microbatch.
         microbatch: Microbatch,
         /// From this input.
@@ -51,19 +57,23 @@ pub enum Command {
     /// Compute backward, from the gradient of the output; the last stage has its loss.
     Backward(JobId, Option<Payload>),
     /// Add the job's gradient to this lot.
-    Fold(JobId, Lot),
+    Fold(JobId, LotOf),
     /// Throw the job's gradient away.
     Discard(JobId),
-    /// Throw away what is kept between the job's forward and backward.
+    /// Throw away what is kept between the job's forward and backward, its output, and the gradient of its input.
     Forget(JobId),
     /// Drop these lots, whole.
-    DropLots(Vec<Lot>),
-    /// Begin to reduce: what an earlier attempt wrote is void.
-    BeginReduce,
+    DropLots(Vec<LotOf>),
+    /// Drop all lots, and all gradients that wait to be folded, of the steps before this one.
+    DropBefore(Step),
+    /// Begin to reduce this step: what an earlier attempt wrote is void.
+    BeginReduce(Step),
     /// Read the sums of these nodes, and send them.
     Contribute(Contribute),
     /// Add up a part in the tree over lots: from our own nodes and what came from others.
     Sum {
+        /// Of which step.
+        step: Step,
         /// Whose attempt.
         term: Term,
         /// Which attempt.
@@ -90,6 +100,17 @@ pub enum Command {
     Prepare(Term, Attempt),
     /// Apply a commit.
     Apply(Commit),
+    /// Put the sums that came from a donor onto the state that is here; work under way goes on.
+    CatchUp {
+        /// In this history.
+        epoch: Epoch,
+        /// The version that this makes.
+        version: Step,
+        /// The sums.
+        payload: Payload,
+        /// The version onto which they are put.
+        onto: Step,
+    },
     /// Load a state, dropping all work under way.
     Load {
         /// Of this stage.
@@ -123,8 +144,8 @@ pub enum LoadFrom {
     Seed,
     /// A checkpoint.
     Checkpoint,
-    /// A donor: whole, or onto the version that is here.
-    Donor(Payload, Option<Step>),
+    /// A donor.
+    Donor(Payload),
 }
 
 /// Sums to be read and sent.

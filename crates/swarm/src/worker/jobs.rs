@@ -1,5 +1,8 @@
 //! The microbatches at a worker, and which is computed next: one at a time, backward first (it frees memory and
-//! lets the stage before go on), then in the order of lots and microbatches.
+//! lets the stage before go on), the older step first, then in the order in which they came.
+//!
+//! A microbatch that is done stays, with its output and the gradient of its input, until its step is closed or
+//! the room for such things is full: whoever does a lot again in another stage is answered from here.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,11 +15,23 @@ use crate::worker::book::JobId;
 #[derive(Clone, Debug)]
 pub struct Jobs {
     limit: usize,
+    keep_bytes: u64,
+    kept_bytes: u64,
+    kept: usize,
     next: u64,
-    jobs: BTreeMap<(Lot, Microbatch), Job>,
-    keys: BTreeMap<JobId, (Lot, Microbatch)>,
-    ready: BTreeSet<(Turn, Lot, Microbatch)>,
+    jobs: BTreeMap<Key, Job>,
+    keys: BTreeMap<JobId, Key>,
+    ready: BTreeSet<(Turn, Step, JobId)>,
     running: Option<(JobId, Time)>,
+}
+
+/// Which microbatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    /// Of which lot.
+    pub at: LotOf,
+    /// Which of the step's microbatches.
+    pub microbatch: Microbatch,
 }
 
 /// One microbatch at a worker.
@@ -30,6 +45,8 @@ pub struct Job {
     pub fence: Fence,
     /// Under which grant its gradient is to be folded, if at all.
     pub grant: Option<Grant>,
+    /// What came out of it, once forward is done.
+    pub output: Option<Payload>,
     /// How far it is.
     pub state: State,
 }
@@ -41,8 +58,10 @@ pub enum State {
     Ready(Pass, Option<Payload>),
     /// It is being computed.
     Running(Pass),
-    /// Its output is on the way; the gradient is awaited.
-    Away(Payload),
+    /// Its output is on the way; the gradient is awaited since then.
+    Away(Time),
+    /// It is done, and the gradient of its input is kept.
+    Kept(Payload),
 }
 
 /// Backward comes first.
@@ -52,11 +71,38 @@ enum Turn {
     Forward,
 }
 
+impl Job {
+    /// Which microbatch it is.
+    pub fn key(&self) -> Key {
+        key(&self.work, self.fence)
+    }
+
+    /// Which try it is.
+    pub fn attempt(&self) -> (LeaseNo, Attempt) {
+        (self.work.lease, self.fence.attempt)
+    }
+
+    fn kept_bytes(&self) -> u64 {
+        match self.state {
+            State::Kept(gradient) => gradient.bytes + self.output.map_or(0, |output| output.bytes),
+            _ => 0,
+        }
+    }
+}
+
+/// Which microbatch some work is about.
+pub fn key(work: &Work, fence: Fence) -> Key {
+    Key { at: LotOf { step: fence.step, lot: work.lot }, microbatch: work.microbatch }
+}
+
 impl Jobs {
-    /// Room for `limit` microbatches.
-    pub fn new(limit: usize) -> Jobs {
+    /// Room for `limit` microbatches at work, and for `keep_bytes` of those that are done.
+    pub fn new(limit: usize, keep_bytes: u64) -> Jobs {
         Jobs {
             limit,
+            keep_bytes,
+            kept_bytes: 0,
+            kept: 0,
             next: 0,
             jobs: BTreeMap::new(),
             keys: BTreeMap::new(),
@@ -65,78 +111,134 @@ impl Jobs {
         }
     }
 
-    /// How many there are.
+    /// How many are at work.
     pub fn len(&self) -> usize {
-        self.jobs.len()
+        self.jobs.len() - self.kept
+    }
+
+    /// Bytes of those that are done.
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept_bytes
     }
 
     /// The job of a microbatch.
-    pub fn get(&self, lot: Lot, microbatch: Microbatch) -> Option<&Job> {
-        self.jobs.get(&(lot, microbatch))
+    pub fn get(&self, key: Key) -> Option<&Job> {
+        self.jobs.get(&key)
     }
 
-    /// Whether there is room; if not, the job under the oldest lease that only waits for a gradient, if its
-    /// lease is older than this one: its driver is likely gone.
-    pub fn room(&self, lease: LeaseNo) -> Result<(), Option<(Lot, Microbatch)>> {
-        if self.jobs.len() < self.limit {
+    /// Whether there is room; if not, the job that has waited for a gradient since before `patience`, if there is
+    /// one: its driver is likely gone.
+    pub fn room(&self, patience: Time) -> Result<(), Option<Key>> {
+        if self.len() < self.limit {
             return Ok(());
         }
-        let waiting = self.jobs.iter().filter(|(_, job)| matches!(job.state, State::Away(_)));
-        let oldest = waiting.min_by_key(|(_, job)| job.work.lease);
-        Err(oldest.filter(|(_, job)| job.work.lease < lease).map(|(key, _)| *key))
+        let waits = |(key, job): (&Key, &Job)| match job.state {
+            State::Away(since) if since < patience => Some((since, *key)),
+            _ => None,
+        };
+        Err(self.jobs.iter().filter_map(waits).min().map(|(_, key)| key))
     }
 
     /// A new microbatch, to be computed forward.
     pub fn add(&mut self, work: Work, fence: Fence, grant: Option<Grant>, input: Payload) {
         let id = JobId(self.next);
         self.next += 1;
-        let key = (work.lot, work.microbatch);
-        self.keys.insert(id, key);
-        self.ready.insert((Turn::Forward, key.0, key.1));
         let state = State::Ready(Pass::Forward, Some(input));
-        self.jobs.insert(key, Job { id, work, fence, grant, state });
+        let job = Job { id, work, fence, grant, output: None, state };
+        let key = job.key();
+        self.keys.insert(id, key);
+        self.ready.insert((Turn::Forward, key.at.step, id));
+        self.jobs.insert(key, job);
     }
 
-    /// Drops a microbatch; returns its number.
-    pub fn remove(&mut self, lot: Lot, microbatch: Microbatch) -> Option<Job> {
-        let job = self.jobs.remove(&(lot, microbatch))?;
+    /// A later try of a microbatch that is here takes over what was done for the one before.
+    pub fn renew(&mut self, work: Work, fence: Fence, grant: Option<Grant>) -> Option<&Job> {
+        let job = self.jobs.get_mut(&key(&work, fence))?;
+        (job.work, job.fence, job.grant) = (work, fence, grant);
+        Some(job)
+    }
+
+    /// Drops a microbatch.
+    pub fn remove(&mut self, key: Key) -> Option<Job> {
+        let job = self.jobs.remove(&key)?;
         self.keys.remove(&job.id);
-        self.ready.remove(&(Turn::Backward, lot, microbatch));
-        self.ready.remove(&(Turn::Forward, lot, microbatch));
+        match job.state {
+            State::Ready(pass, _) => {
+                self.ready.remove(&(turn(pass), key.at.step, job.id));
+            }
+            State::Kept(_) => {
+                self.kept -= 1;
+                self.kept_bytes -= job.kept_bytes();
+            }
+            State::Running(_) | State::Away(_) => {}
+        }
         Some(job)
     }
 
     /// Drops the microbatches of a lot that were to be folded under this grant or an earlier one.
-    pub fn remove_lot(&mut self, lot: Lot, grant: Grant) -> Vec<JobId> {
-        let of_lot = self.jobs.range((lot, Microbatch(0))..=(lot, Microbatch(u32::MAX)));
-        let old = of_lot.filter(|(_, job)| job.grant.is_some_and(|given| given <= grant));
-        let keys: Vec<(Lot, Microbatch)> = old.map(|(key, _)| *key).collect();
-        keys.into_iter()
-            .filter_map(|(lot, microbatch)| self.remove(lot, microbatch))
-            .map(|job| job.id)
-            .collect()
+    pub fn remove_lot(&mut self, at: LotOf, grant: Grant) -> Vec<JobId> {
+        self.remove_where(at, |job| job.grant.is_some_and(|given| given <= grant))
     }
 
-    /// Drops all; returns their numbers. One that runs keeps the device until it is done.
+    /// Drops the microbatches of a lot that are done: their gradients are gone.
+    pub fn remove_kept(&mut self, at: LotOf) -> Vec<JobId> {
+        self.remove_where(at, |job| matches!(job.state, State::Kept(_)))
+    }
+
+    fn remove_where(&mut self, at: LotOf, which: impl Fn(&Job) -> bool) -> Vec<JobId> {
+        let (first, last) = (Microbatch(0), Microbatch(u32::MAX));
+        let of_lot = self.jobs.range(Key { at, microbatch: first }..=Key { at, microbatch: last });
+        let keys: Vec<Key> = of_lot.filter(|(_, job)| which(job)).map(|(key, _)| *key).collect();
+        keys.into_iter().filter_map(|key| self.remove(key)).map(|job| job.id).collect()
+    }
+
+    /// Drops all of the steps before this one; returns their numbers. One that runs keeps the device until it
+    /// is done.
+    pub fn clear_before(&mut self, step: Step) -> Vec<JobId> {
+        let mut dropped = Vec::new();
+        while let Some((&key, _)) = self.jobs.first_key_value().filter(|(key, _)| key.at.step < step) {
+            dropped.extend(self.remove(key).map(|job| job.id));
+        }
+        dropped
+    }
+
+    /// Drops all; returns their numbers.
     pub fn clear(&mut self) -> Vec<JobId> {
         self.jobs.clear();
         self.ready.clear();
+        (self.kept, self.kept_bytes) = (0, 0);
         std::mem::take(&mut self.keys).into_keys().collect()
     }
 
     /// The gradient of a microbatch has come (or is not needed): backward may run.
-    pub fn ready_backward(&mut self, lot: Lot, microbatch: Microbatch, gradient: Option<Payload>) {
-        if let Some(job) = self.jobs.get_mut(&(lot, microbatch)) {
+    pub fn ready_backward(&mut self, key: Key, gradient: Option<Payload>) {
+        if let Some(job) = self.jobs.get_mut(&key) {
             job.state = State::Ready(Pass::Backward, gradient);
-            self.ready.insert((Turn::Backward, lot, microbatch));
+            self.ready.insert((Turn::Backward, key.at.step, job.id));
         }
     }
 
-    /// The output of a microbatch is on its way.
-    pub fn away(&mut self, lot: Lot, microbatch: Microbatch, output: Payload) {
-        if let Some(job) = self.jobs.get_mut(&(lot, microbatch)) {
-            job.state = State::Away(output);
+    /// Forward is done.
+    pub fn away(&mut self, key: Key, output: Payload, now: Time) {
+        if let Some(job) = self.jobs.get_mut(&key) {
+            job.output = Some(output);
+            job.state = State::Away(now);
         }
+    }
+
+    /// Backward is done: keeps what others may ask for again, if there is room for it; whether it does.
+    pub fn keep(&mut self, key: Key, gradient: Payload) -> bool {
+        let Some(job) = self.jobs.get_mut(&key) else { return false };
+        let state = std::mem::replace(&mut job.state, State::Kept(gradient));
+        let bytes = job.kept_bytes();
+        if self.kept_bytes + bytes > self.keep_bytes {
+            job.state = state;
+            self.remove(key);
+            return false;
+        }
+        self.kept += 1;
+        self.kept_bytes += bytes;
+        true
     }
 
     /// The device is free again, if this was what it computed; the job, if it is still wanted, and how long it
@@ -148,15 +250,22 @@ impl Jobs {
     }
 
     /// What to compute next, if the device is free.
-    pub fn start(&mut self, now: Time) -> Option<(Job, Pass, Option<Payload>)> {
+    pub fn start(&mut self, now: Time) -> Option<(&Job, Pass, Option<Payload>)> {
         if self.running.is_some() {
             return None;
         }
-        let (_, lot, microbatch) = self.ready.pop_first()?;
-        let job = self.jobs.get_mut(&(lot, microbatch))?;
+        let (_, _, id) = self.ready.pop_first()?;
+        let job = self.jobs.get_mut(self.keys.get(&id)?)?;
         let State::Ready(pass, input) = job.state else { return None };
         job.state = State::Running(pass);
         self.running = Some((job.id, now));
-        Some((job.clone(), pass, input))
+        Some((job, pass, input))
+    }
+}
+
+fn turn(pass: Pass) -> Turn {
+    match pass {
+        Pass::Forward => Turn::Forward,
+        Pass::Backward => Turn::Backward,
     }
 }

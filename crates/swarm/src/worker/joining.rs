@@ -11,8 +11,12 @@ use crate::worker::{Command, Worker};
 #[derive(Clone, Debug)]
 pub(super) struct Fetch {
     donor: Option<PeerId>,
+    /// The version that is wanted, or a later one.
+    wanted: Step,
     retry: u32,
     loading: bool,
+    /// The version onto which the state that is being loaded is put, if it is not whole.
+    onto: Option<Step>,
     retry_at: Time,
 }
 
@@ -38,7 +42,7 @@ impl Worker {
         if member.is_none() || member != self.member {
             return self.refusals.count(Refusal::OldAttempt);
         }
-        self.drop_step(out);
+        self.drop_all(out);
         self.member = None;
         self.stage = None;
         self.whole = false;
@@ -56,6 +60,9 @@ impl Worker {
             return self.refusals.count(Refusal::OldEpoch);
         }
         let same = self.stage == Some(assign.stage) && self.member == Some(assign.member);
+        if assign.catch_up && !(same && fence.epoch == self.epoch && self.whole) {
+            return self.refusals.count(Refusal::OldAttempt);
+        }
         if same && fence.epoch == self.epoch && !self.changes_source(assign.source) {
             return self.refusals.count(Refusal::Repeated);
         }
@@ -63,22 +70,26 @@ impl Worker {
         if keep && self.version >= fence.step {
             return self.send_beat(out); // Already there: the coordinator has not heard of it yet.
         }
-        self.member = Some(assign.member);
-        self.stage = Some(assign.stage);
-        self.active = false;
-        self.applying = None;
-        self.drop_step(out);
-        if !keep {
-            self.whole = false;
-            self.version = fence.step;
+        if assign.catch_up && self.applying.is_some() {
+            return self.refusals.count(Refusal::Repeated); // It can apply what it was thought to lack.
         }
-        self.epoch = fence.epoch;
+        if !assign.catch_up {
+            self.member = Some(assign.member);
+            self.stage = Some(assign.stage);
+            self.active = false;
+            self.applying = None;
+            self.drop_all(out);
+            self.whole = keep;
+            self.version = if keep { self.version } else { fence.step };
+            self.epoch = fence.epoch;
+        }
         self.start_fetch(fence, assign, now, out);
     }
 
     /// We count from now on.
     pub(super) fn on_activate(&mut self, fence: Fence, now: Time, out: &mut Vec<Command>) {
-        if !self.whole || (fence.epoch, fence.step) != (self.epoch, self.version) {
+        let open = self.spec.sync.is_open(self.version, fence.step);
+        if !self.whole || fence.epoch != self.epoch || !open {
             return self.refusals.count(Refusal::OldStep);
         }
         self.active = true;
@@ -111,14 +122,22 @@ impl Worker {
 
     /// The state is loaded.
     pub(super) fn on_loaded(&mut self, epoch: Epoch, version: Step, now: Time, out: &mut Vec<Command>) {
-        if epoch != self.epoch || !self.fetch.as_ref().is_some_and(|fetch| fetch.loading) {
-            return;
-        }
-        self.fetch = None;
+        let Some(fetch) = self.fetch.take_if(|fetch| epoch == self.epoch && fetch.loading) else { return };
+        self.since = match fetch.donor {
+            // Everything that the steps from this version on need is there.
+            None => version,
+            // The weights before are those that were here.
+            Some(_) if self.whole && fetch.onto == Some(self.version) && version == self.version.next() => {
+                self.since
+            }
+            Some(_) => self.spec.sync.first_step(version),
+        };
         self.whole = true;
         self.version = version;
+        self.drop_before(version, out);
         self.send_beat(out);
         self.look_again(now, out);
+        self.compute(now, out);
     }
 
     /// Asks again for what did not come.
@@ -130,8 +149,7 @@ impl Worker {
         };
         fetch.retry += 1;
         fetch.retry_at = now + unknown.times(4 << fetch.retry.min(6));
-        let donor = fetch.donor;
-        self.ask(donor, out);
+        self.ask(out);
     }
 
     fn start_fetch(&mut self, fence: Fence, assign: Assign, now: Time, out: &mut Vec<Command>) {
@@ -140,9 +158,16 @@ impl Worker {
             Source::Seed | Source::Checkpoint => None,
         };
         let retry_at = now + self.spec.tuning.unknown.times(4);
-        self.fetch = Some(Fetch { donor, retry: 0, loading: donor.is_none(), retry_at });
+        self.fetch = Some(Fetch {
+            donor,
+            wanted: fence.step,
+            retry: 0,
+            loading: donor.is_none(),
+            onto: None,
+            retry_at,
+        });
         match assign.source {
-            Source::Donor(_) => self.ask(donor, out),
+            Source::Donor(_) => self.ask(out),
             Source::Seed | Source::Checkpoint => {
                 let from = if assign.source == Source::Seed { LoadFrom::Seed } else { LoadFrom::Checkpoint };
                 let (stage, epoch, version) = (assign.stage, fence.epoch, fence.step);
@@ -151,12 +176,19 @@ impl Worker {
         }
     }
 
-    fn ask(&mut self, donor: Option<PeerId>, out: &mut Vec<Command>) {
-        if let (Some(donor), Some(stage)) = (donor, self.stage) {
+    /// Asks the donor; one that is not yet at the version that is wanted answers when it is.
+    fn ask(&mut self, out: &mut Vec<Command>) {
+        let asked = self.fetch.as_ref().and_then(|fetch| Some((fetch.donor?, fetch.wanted)));
+        if let (Some((donor, wanted)), Some(stage)) = (asked, self.stage) {
             let have = self.whole.then_some(self.version);
-            let fence = self.fence(Attempt(0));
+            let fence = Fence { step: wanted, ..self.fence(Attempt(0)) };
             self.send(Address::Worker(donor), fence, Body::StateRequest { stage, have }, out);
         }
+    }
+
+    /// Whether a state is being put in place.
+    pub(super) fn is_loading(&self) -> bool {
+        self.fetch.as_ref().is_some_and(|fetch| fetch.loading)
     }
 
     /// Whether the order names another source than the one that is being asked. A state that has come from
@@ -186,11 +218,24 @@ impl Worker {
         if !fits || fence.step < self.version {
             return self.refusals.count(Refusal::OldStep);
         }
-        if let Some(fetch) = self.fetch.as_mut() {
-            fetch.loading = true;
+        if fence.step == self.version && self.whole {
+            self.fetch = None; // We got there by ourselves.
+            return self.send_beat(out);
         }
-        let from = LoadFrom::Donor(payload, onto);
-        out.push(Command::Load { stage, epoch: fence.epoch, version: fence.step, from });
+        if let Some(fetch) = self.fetch.as_mut() {
+            (fetch.loading, fetch.onto) = (true, onto);
+        }
+        let (epoch, version) = (fence.epoch, fence.step);
+        if let Some(onto) = onto {
+            return out.push(Command::CatchUp { epoch, version, payload, onto });
+        }
+        if self.whole {
+            // The donor no longer knows what came after our version: we begin anew.
+            self.drop_all(out);
+            (self.whole, self.active) = (false, false);
+        }
+        let from = LoadFrom::Donor(payload);
+        out.push(Command::Load { stage, epoch, version, from });
     }
 }
 

@@ -24,6 +24,9 @@ pub struct Reduction {
     /// Whether patience was once prolonged for an owner that may itself be waiting.
     pub doubted: bool,
     me: PeerId,
+    own: BTreeSet<Lot>,
+    own_parts: Vec<u32>,
+    holders: BTreeSet<PeerId>,
     contributions: BTreeMap<u32, BTreeMap<PeerId, Sums>>,
     asked: BTreeSet<u32>,
     written: BTreeSet<u32>,
@@ -44,7 +47,15 @@ impl Reduction {
         began: Time,
         patience: Time,
     ) -> Self {
+        let own = plan.lots_of(me);
+        let holders = plan.holders();
+        let mine = |(index, _): (usize, _)| index as u32;
+        let own_parts =
+            plan.parts.iter().enumerate().filter(|(_, part)| part.owner == me).map(mine).collect();
         Reduction {
+            own,
+            own_parts,
+            holders,
             term,
             attempt,
             plan,
@@ -57,6 +68,11 @@ impl Reduction {
             written: BTreeSet::new(),
             prepared: None,
         }
+    }
+
+    /// Whether the sum of a lot of ours counts.
+    pub fn counts(&self, lot: Lot) -> bool {
+        self.own.contains(&lot)
     }
 
     /// Takes a contribution to a part of ours; false if it is not wanted.
@@ -72,7 +88,7 @@ impl Reduction {
     /// The parts of ours that became complete: each is to be added up, once.
     pub fn complete_parts(&mut self) -> Vec<(u32, Vec<Sums>)> {
         let mut complete = Vec::new();
-        for part in self.own_parts() {
+        for part in self.own_parts.clone() {
             if self.missing_holders(part).is_empty() && self.asked.insert(part) {
                 let sums = self.contributions.remove(&part).unwrap_or_default();
                 complete.push((part, sums.into_values().collect()));
@@ -96,8 +112,8 @@ impl Reduction {
         if self.prepared.is_some() || self.is_whole() {
             return None;
         }
-        let holder =
-            self.own_parts().into_iter().find_map(|part| self.missing_holders(part).into_iter().next());
+        let mut own = self.own_parts.iter();
+        let holder = own.find_map(|&part| self.missing_holders(part).into_iter().next());
         if let Some(holder) = holder {
             return Some((holder, true));
         }
@@ -106,13 +122,8 @@ impl Reduction {
         part.filter(|(_, part)| part.owner != self.me).map(|(_, part)| (part.owner, false))
     }
 
-    fn own_parts(&self) -> Vec<u32> {
-        let own = |(index, _): (usize, _)| index as u32;
-        self.plan.parts.iter().enumerate().filter(|(_, part)| part.owner == self.me).map(own).collect()
-    }
-
     fn missing_holders(&self, part: u32) -> BTreeSet<PeerId> {
-        let mut missing = if self.asked.contains(&part) { BTreeSet::new() } else { self.plan.holders() };
+        let mut missing = if self.asked.contains(&part) { BTreeSet::new() } else { self.holders.clone() };
         missing.remove(&self.me);
         for holder in self.contributions.get(&part).into_iter().flat_map(|come| come.keys()) {
             missing.remove(holder);

@@ -1,11 +1,12 @@
 //! The worker's end of a step: reduce, prepare, and on the commit, and only then, apply.
 
+use std::collections::BTreeSet;
+
 use crate::ids::*;
 use crate::journal::Commit;
 use crate::message::*;
 use crate::refusal::Refusal;
 use crate::time::Time;
-use crate::worker::book::Book;
 use crate::worker::io::Contribute;
 use crate::worker::reduction::Reduction;
 use crate::worker::{Command, Worker};
@@ -16,7 +17,10 @@ impl Worker {
         if !self.is_now(&envelope) {
             return;
         }
-        let number = (envelope.fence.term, envelope.fence.attempt);
+        if envelope.fence.step != self.version {
+            return self.keep_for_later(envelope); // Reduced in order: the commit before it has not come yet.
+        }
+        let (number, step) = ((envelope.fence.term, envelope.fence.attempt), self.version);
         let Body::Reduce(plan) = envelope.body else { return };
         let sound = plan.is_sound(self.spec.lots, self.spec.elements) && plan.members.contains(&self.me);
         if self.stage != Some(plan.stage) || !sound {
@@ -27,19 +31,24 @@ impl Worker {
             return self.refusals.count(Refusal::Repeated);
         }
         // The plan is the ledger's word: a verdict that was lost on the way is made up for here.
-        for lot in plan.lots_of(self.me) {
-            out.extend(self.book.accept(lot).map(|job| Command::Fold(job, lot)));
+        let counted = plan.lots_of(self.me);
+        for &lot in &counted {
+            let at = LotOf { step, lot };
+            out.extend(self.book(step).accept(lot).map(|job| Command::Fold(job, at)));
         }
-        let accepted = self.book.accepted();
-        let lost: Vec<Lot> = plan.lots_of(self.me).difference(&accepted).copied().collect();
-        if !lost.is_empty() {
-            return self.tell_lost(lost, out);
+        let mut lost = self.drop_uncounted(&counted, out);
+        let accepted = self.book(step).accepted();
+        let short = counted.difference(&accepted).map(|&lot| LotOf { step, lot });
+        let is_short = counted.iter().any(|lot| !accepted.contains(lot));
+        lost.extend(short);
+        self.tell_lost(lost, out);
+        if is_short {
+            return;
         }
         let tuning = self.spec.tuning;
         let patience = now + self.reduce_time.deadline(tuning.slack, tuning.unknown, number.1.0.min(3));
-        self.drop_uncounted(plan.lots_of(self.me), out);
         self.reduction = Some(Reduction::new(self.me, number.0, number.1, plan, now, patience));
-        out.push(Command::BeginReduce);
+        out.push(Command::BeginReduce(step));
         self.contribute(out);
         self.sum_complete_parts(out);
         self.look_again(now, out);
@@ -126,7 +135,7 @@ impl Worker {
     /// The step is closed. The only place where an update begins.
     pub(super) fn on_commit(&mut self, commit: Commit, out: &mut Vec<Command>) {
         let theirs = (commit.epoch, commit.step);
-        if theirs < (self.epoch, self.version) || self.applying.is_some() {
+        if theirs < (self.epoch, self.version) || self.applying.is_some() || self.is_loading() {
             return self.refusals.count(Refusal::Repeated);
         }
         if theirs > (self.epoch, self.version) || !self.active {
@@ -140,7 +149,7 @@ impl Worker {
             self.refusals.count(Refusal::Unasked);
             return self.send_beat(out);
         }
-        self.drop_step(out);
+        self.drop_before(commit.step.next(), out);
         self.applying = Some(commit.clone());
         out.push(Command::Apply(commit));
     }
@@ -153,6 +162,7 @@ impl Worker {
             return;
         };
         self.version = version;
+        self.fetch = None;
         if let Some(stage) = self.stage
             && commit.savers.contains(&self.me)
         {
@@ -161,6 +171,7 @@ impl Worker {
         self.last_commit = Some(commit);
         self.send_beat(out);
         self.look_again(now, out);
+        self.compute(now, out);
     }
 
     pub(super) fn on_saved(&mut self, epoch: Epoch, version: Step, out: &mut Vec<Command>) {
@@ -171,10 +182,19 @@ impl Worker {
         }
     }
 
-    /// Drops all work of the step: it is closed, or void.
-    pub(super) fn drop_step(&mut self, out: &mut Vec<Command>) {
+    /// Drops all work of the steps before this one: they are closed.
+    pub(super) fn drop_before(&mut self, step: Step, out: &mut Vec<Command>) {
+        out.extend(self.jobs.clear_before(step).into_iter().map(Command::Forget));
+        self.books.retain(|&open, _| open >= step);
+        out.push(Command::DropBefore(step));
+        self.reduction = None;
+    }
+
+    /// Drops all work: it is void.
+    pub(super) fn drop_all(&mut self, out: &mut Vec<Command>) {
         out.extend(self.jobs.clear().into_iter().map(Command::Forget));
-        self.book = Book::new(self.spec.lots);
+        self.books.clear();
+        out.push(Command::DropBefore(Step(u64::MAX)));
         self.reduction = None;
     }
 
@@ -212,6 +232,10 @@ impl Worker {
             self.refusals.count(Refusal::OtherStage);
             return None;
         }
+        if envelope.fence.step != self.version {
+            self.keep_for_later(envelope.clone());
+            return None;
+        }
         let theirs = (envelope.fence.term, envelope.fence.attempt);
         let ours = self.reduction.as_ref().map(|reduction| (reduction.term, reduction.attempt));
         if ours.is_none_or(|ours| theirs > ours) {
@@ -225,23 +249,28 @@ impl Worker {
         self.reduction.as_mut()
     }
 
-    /// Lots that the plan gives to others: ours do not count, and are dropped.
-    fn drop_uncounted(&mut self, counted: std::collections::BTreeSet<Lot>, out: &mut Vec<Command>) {
-        for seal in self.book.seals(false) {
-            // An accepted lot that is not counted would be a fault of the ledger; the sum would not hold, so it
-            // is left to the digest check of the members rather than dropped here with its neighbours.
-            if !seal.accepted && !counted.contains(&seal.lot) {
-                let (gone, withheld) = self.book.drop_lot(seal.lot);
+    /// Lots that the plan gives to others: ours do not count, and are dropped. One that an earlier coordinator
+    /// had accepted takes those along that it was merged with; they are returned.
+    fn drop_uncounted(&mut self, counted: &BTreeSet<Lot>, out: &mut Vec<Command>) -> Vec<LotOf> {
+        let step = self.version;
+        let mut lost = Vec::new();
+        for lot in self.book(step).lots() {
+            if !counted.contains(&lot) {
+                let was_accepted = self.book(step).accepted().contains(&lot);
+                let (gone, withheld) = self.book(step).drop_lot(lot);
+                let gone: Vec<LotOf> = gone.into_iter().map(|lot| LotOf { step, lot }).collect();
                 out.extend(withheld.map(Command::Discard));
+                lost.extend(gone.iter().copied().filter(|_| was_accepted));
                 out.push(Command::DropLots(gone));
             }
         }
+        lost
     }
 
     fn contribute(&mut self, out: &mut Vec<Command>) {
         let Some(reduction) = self.reduction.as_ref() else { return };
         let plan = &reduction.plan;
-        let nodes = plan.nodes_of(self.me, self.spec.lots);
+        let nodes = plan.nodes_of(self.me, self.spec.lots, self.spec.reduce);
         if nodes.is_empty() {
             return;
         }
@@ -261,14 +290,14 @@ impl Worker {
     }
 
     fn sum_complete_parts(&mut self, out: &mut Vec<Command>) {
-        let (me, lots) = (self.me, self.spec.lots);
+        let (me, lots, reduce, step) = (self.me, self.spec.lots, self.spec.reduce, self.version);
         let Some(reduction) = self.reduction.as_mut() else { return };
         let (term, attempt) = (reduction.term, reduction.attempt);
         for (part, come) in reduction.complete_parts() {
-            let own = reduction.plan.nodes_of(me, lots);
+            let own = reduction.plan.nodes_of(me, lots, reduce);
             let (start, end) =
                 reduction.plan.parts.get(part as usize).map_or((0, 0), |part| (part.start, part.end));
-            out.push(Command::Sum { term, attempt, part, start, end, own, come });
+            out.push(Command::Sum { step, term, attempt, part, start, end, own, come });
         }
     }
 

@@ -1,0 +1,238 @@
+//! What is sent next: as much as may be in flight, each time a lot for the peer of the first stage that would be
+//! done with it first.
+//!
+//! In `exact` mode neighbouring lots should go to one peer, which then sends one sum for them instead of many. So
+//! a peer is given a *stretch* of lots that fill a node of the tree over lots, about as many as its share of the
+//! step. With `step` the stretches grow shorter towards the end, so that all peers are done together; with
+//! `delayed` there is no such end, since the next step's lots follow.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::driver::lot::Flight;
+use crate::driver::{Command, Driver};
+use crate::ids::*;
+use crate::message::*;
+use crate::spec::{Reduce, Sync};
+use crate::time::Span;
+use crate::wiring::Wiring;
+
+/// What waits to be sent.
+#[derive(Clone, Debug)]
+pub(super) struct Queue {
+    /// Lots that have a route, and microbatches to send along it.
+    routed: BTreeSet<LotOf>,
+    /// Lots that nobody was chosen for.
+    free: BTreeSet<LotOf>,
+    /// Lots that were set aside for a peer of the first stage.
+    set_aside: BTreeMap<PeerId, VecDeque<LotOf>>,
+    /// For the stages after the first: which peer got the lots from here on.
+    stretches: Vec<BTreeMap<LotOf, Stretch>>,
+    /// Lots of each step that were leased to us.
+    leased: BTreeMap<Step, u32>,
+}
+
+/// Some neighbouring lots for one peer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stretch {
+    /// How many.
+    pub lots: u32,
+    /// For whom.
+    pub peer: PeerId,
+}
+
+impl Queue {
+    pub(super) fn new(stages: u16) -> Queue {
+        Queue {
+            routed: BTreeSet::new(),
+            free: BTreeSet::new(),
+            set_aside: BTreeMap::new(),
+            stretches: vec![BTreeMap::new(); stages as usize],
+            leased: BTreeMap::new(),
+        }
+    }
+
+    /// A lot was leased to us.
+    pub(super) fn add(&mut self, at: LotOf) {
+        *self.leased.entry(at.step).or_default() += 1;
+        self.begin_again(at);
+    }
+
+    /// A lot has no route (any more).
+    pub(super) fn begin_again(&mut self, at: LotOf) {
+        self.routed.remove(&at);
+        self.free.insert(at);
+    }
+
+    /// A lot has something to send.
+    pub(super) fn send_again(&mut self, at: LotOf) {
+        self.routed.insert(at);
+    }
+
+    /// A lot has nothing to send for now.
+    pub(super) fn hold_back(&mut self, at: LotOf) {
+        self.routed.remove(&at);
+    }
+
+    /// A lot is not ours any more. What was set aside is looked at again when its turn comes.
+    pub(super) fn forget(&mut self, at: LotOf) {
+        self.routed.remove(&at);
+        self.free.remove(&at);
+    }
+
+    /// The steps before this one are closed.
+    pub(super) fn forget_before(&mut self, step: Step) {
+        let first = LotOf { step, lot: Lot(0) };
+        self.stretches.iter_mut().for_each(|stretches| *stretches = stretches.split_off(&first));
+        self.set_aside.retain(|_, lots| {
+            lots.retain(|at| *at >= first);
+            !lots.is_empty()
+        });
+        self.leased.retain(|&open, _| open >= step);
+    }
+
+    /// What was set aside for peers that are gone is free again.
+    pub(super) fn keep_peers(&mut self, first: &Wiring) {
+        let gone: Vec<PeerId> = self.set_aside.keys().copied().filter(|peer| !first.has(*peer)).collect();
+        for peer in gone {
+            self.free.extend(self.set_aside.remove(&peer).unwrap_or_default());
+        }
+    }
+
+    /// The peer that got the stretch in which a lot lies.
+    pub(super) fn stretch(&self, stage: StageId, at: LotOf) -> Option<PeerId> {
+        let (start, stretch) = self.stretches[stage.0 as usize].range(..=at).next_back()?;
+        let inside = start.step == at.step && at.lot.0 - start.lot.0 < stretch.lots;
+        inside.then_some(stretch.peer)
+    }
+
+    pub(super) fn open_stretch(&mut self, stage: StageId, at: LotOf, stretch: Stretch) {
+        if stretch.lots > 1 {
+            self.stretches[stage.0 as usize].insert(at, stretch);
+        }
+    }
+
+    /// The oldest lot that was set aside for a peer, unless an older step has free ones.
+    fn take_aside(&mut self, peer: PeerId) -> Option<LotOf> {
+        let lots = self.set_aside.get_mut(&peer)?;
+        let &at = lots.front()?;
+        if self.free.first().is_some_and(|free| free.step < at.step) {
+            return None;
+        }
+        lots.pop_front();
+        if lots.is_empty() {
+            self.set_aside.remove(&peer);
+        }
+        Some(at)
+    }
+
+    /// Sets the lots that follow a free one aside for a peer.
+    fn put_aside(&mut self, peer: PeerId, at: LotOf, lots: u32) {
+        let rest = (1..lots).map(|n| LotOf { lot: Lot(at.lot.0 + n), ..at });
+        let rest: VecDeque<LotOf> = rest.take_while(|next| self.free.remove(next)).collect();
+        if !rest.is_empty() {
+            self.set_aside.entry(peer).or_default().extend(rest);
+        }
+    }
+
+    /// The last lot of the peer that has most set aside.
+    fn steal(&mut self) -> Option<LotOf> {
+        let (&peer, _) = self.set_aside.iter().max_by_key(|(_, lots)| lots.len())?;
+        let lots = self.set_aside.get_mut(&peer)?;
+        let at = lots.pop_back();
+        if lots.is_empty() {
+            self.set_aside.remove(&peer);
+        }
+        at
+    }
+
+    /// The step of some lot that waits for a route.
+    fn step(&self) -> Option<Step> {
+        let aside = || self.set_aside.values().next().and_then(VecDeque::front);
+        self.free.first().or_else(aside).map(|at| at.step)
+    }
+}
+
+impl Driver {
+    /// Sends what may be sent, as long as there is room in flight.
+    pub(super) fn launch(&mut self, out: &mut Vec<Command>) {
+        if self.wirings.iter().any(Wiring::is_empty) {
+            return;
+        }
+        let peers: usize = self.wirings.iter().map(Wiring::len).sum();
+        let room = self.spec.tuning.in_flight.min(self.spec.tuning.depth * peers);
+        while self.flying < room {
+            let next = self.queue.routed.pop_first().or_else(|| self.next_lot());
+            let Some(at) = next else { return };
+            self.launch_lot(at, room, out);
+        }
+    }
+
+    /// The next lot that has no route, with one.
+    fn next_lot(&mut self) -> Option<LotOf> {
+        // Some that were set aside may not be ours any more.
+        while let Some(step) = self.queue.step() {
+            let size = self.spec.lots.largest();
+            let choice = self.wirings[0].choose(size, |peer, about| {
+                let fresh = self.is_fit(about, step, size);
+                let far = if about.site == self.site { Span(0) } else { self.spec.tuning.far };
+                (fresh && self.is_reachable(StageId(0), peer, &[])).then_some(far)
+            });
+            let first = choice?.peer; // Otherwise all are busy, and the next news brings us here again.
+            let at = self.next_lot_for(first)?;
+            if self.lots.get(&at).is_some_and(|run| run.route.is_empty()) {
+                if self.find_route(at, first) {
+                    return Some(at);
+                }
+                self.queue.begin_again(at);
+                return None;
+            }
+        }
+        None
+    }
+
+    /// What was set aside for a peer of the first stage, or a new stretch, or the last of what another has.
+    fn next_lot_for(&mut self, peer: PeerId) -> Option<LotOf> {
+        if let Some(at) = self.queue.take_aside(peer) {
+            return Some(at);
+        }
+        let Some(at) = self.queue.free.pop_first() else { return self.queue.steal() };
+        let lots = self.stretch_for(StageId(0), peer, at);
+        self.queue.put_aside(peer, at, lots);
+        Some(at)
+    }
+
+    /// How many lots from this one on a peer should get: those under a node of the tree, within its share.
+    pub(super) fn stretch_for(&self, stage: StageId, peer: PeerId, at: LotOf) -> u32 {
+        let share = self.wirings[stage.0 as usize].share_of(peer);
+        let leased = self.queue.leased.get(&at.step).copied().unwrap_or(0);
+        let most = match (self.spec.reduce, self.spec.sync) {
+            (Reduce::Fast, _) => 1.0,
+            (Reduce::Exact, Sync::Delayed) => f64::from(leased) * share,
+            (Reduce::Exact, Sync::Step) => self.queue.free.len() as f64 * share / 2.0,
+        };
+        let aligned = if at.lot.0 == 0 { 31 } else { at.lot.0.trailing_zeros() };
+        1 << (most.max(1.0).log2() as u32).min(aligned)
+    }
+
+    fn launch_lot(&mut self, at: LotOf, room: usize, out: &mut Vec<Command>) {
+        let first = (StageId(0), Pass::Forward);
+        let Some(run) = self.lots.get(&at).filter(|run| run.not_before.is_none()) else { return };
+        let deadline = self.now + self.patience(first.0, first.1, run.route[0].peer, run.retries);
+        while self.flying < room {
+            let Some(run) = self.lots.get_mut(&at) else { return };
+            let Some(microbatch) = run.waiting.pop_first() else { break };
+            let attempt = run.attempt;
+            let flight = Flight { attempt, stage: first.0, pass: first.1, since: self.now, deadline };
+            run.flights.insert(microbatch, flight);
+            self.flying += 1;
+            let (lease, route) = (run.lease.number, run.route.clone());
+            let to = Address::Worker(route[0].peer);
+            let work = Work { lot: at.lot, microbatch, lease, driver: self.me, route };
+            self.send(to, at.step, attempt, Body::Begin(work, Payload::default()), out);
+        }
+        if self.lots.get(&at).is_some_and(|run| !run.waiting.is_empty()) {
+            self.queue.send_again(at);
+        }
+        self.note_wake(at);
+    }
+}

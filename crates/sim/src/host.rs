@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use starling_swarm::ids::*;
 use starling_swarm::journal::Commit;
-use starling_swarm::lots::TreeNode;
+use starling_swarm::lots::{Lots, TreeNode};
 use starling_swarm::spec::Reduce;
 use starling_swarm::worker::book::JobId;
 
@@ -25,6 +25,8 @@ pub struct Host {
     lots: BTreeMap<LotOf, Terms>,
     reducing: Step,
     reduced: Vec<Option<u64>>,
+    /// What was read last, and under which handle it is kept; void as soon as a lot changes.
+    last_read: Option<(Vec<TreeNode>, u64)>,
 }
 
 /// What a lot is the sum of.
@@ -39,14 +41,39 @@ struct Job {
     output: u64,
 }
 
-/// Some sums as they go over the wire: node after node, element after element; and which microbatches are in
-/// them, so that 'exactly once' is also seen directly.
+/// Some sums as they go over the wire, one a node; and of which microbatches, so that 'exactly once' is also seen
+/// directly.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Piece {
-    /// The values.
-    pub values: Vec<u64>,
-    /// The microbatches.
-    pub microbatches: Vec<Microbatch>,
+    /// The sums.
+    pub sums: Vec<u64>,
+    /// What is in them.
+    pub counted: Counted,
+}
+
+/// A set of microbatches, as far as it takes to see a double or a gap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// How many.
+    pub microbatches: u64,
+    hash: u64,
+}
+
+impl Counted {
+    /// All microbatches of a step.
+    pub fn all(lots: Lots) -> Counted {
+        (0..lots.microbatches).map(Microbatch).fold(Counted::default(), Counted::with)
+    }
+
+    fn with(self, microbatch: Microbatch) -> Counted {
+        let hash = self.hash.wrapping_add(mix(u64::from(microbatch.0) + 1));
+        Counted { microbatches: self.microbatches + 1, hash }
+    }
+
+    fn and(self, other: Counted) -> Counted {
+        let hash = self.hash.wrapping_add(other.hash);
+        Counted { microbatches: self.microbatches + other.microbatches, hash }
+    }
 }
 
 impl Host {
@@ -61,6 +88,7 @@ impl Host {
             lots: BTreeMap::new(),
             reducing: Step(0),
             reduced: Vec::new(),
+            last_read: None,
         }
     }
 
@@ -124,6 +152,7 @@ impl Host {
     pub fn fold(&mut self, job: JobId, at: LotOf) {
         if let Some((_, microbatch, gradient)) = self.gradients.remove(&job) {
             self.lots.entry(at).or_default().push((microbatch, gradient));
+            self.last_read = None;
         }
     }
 
@@ -133,6 +162,7 @@ impl Host {
             && let Some(&last) = terms.last()
         {
             terms.push(last);
+            self.last_read = None;
         }
     }
 
@@ -149,6 +179,7 @@ impl Host {
     /// Drops lots whole.
     pub fn drop_lots(&mut self, lots: &[LotOf]) {
         lots.iter().for_each(|at| drop(self.lots.remove(at)));
+        self.last_read = None;
     }
 
     /// Drops what belongs to the steps before this one.
@@ -165,76 +196,80 @@ impl Host {
     /// An attempt to reduce a step begins.
     pub fn begin_reduce(&mut self, step: Step) {
         self.reducing = step;
+        self.last_read = None;
         self.reduced = vec![None; self.toy.elements as usize];
     }
 
     /// The sums at some nodes of the step that is reduced.
-    pub fn read(&self, nodes: &[TreeNode], start: u64, end: u64) -> Piece {
+    pub fn read(&self, nodes: &[TreeNode]) -> Piece {
         let mut piece = Piece::default();
         for &node in nodes {
             let under = self.toy.lots.lots_under(node);
             let first = LotOf { step: self.reducing, lot: Lot(under.start) };
             let last = LotOf { step: self.reducing, lot: Lot(under.end) };
-            for element in start..end {
-                let mut known = BTreeMap::new();
-                for (at, terms) in self.complete(first, last) {
-                    let leaf = TreeNode { level: 0, index: at.lot.0 };
-                    known.insert(leaf, self.toy.lot_sum(terms, element));
-                }
-                let sum = match node {
-                    TreeNode::ALL => known.values().fold(0, |sum, &term| self.toy.add(sum, term)),
-                    node => self.toy.tree_sum(node, &known).unwrap_or_default(),
-                };
-                piece.values.push(sum);
-            }
+            let leaf = |node: TreeNode| {
+                let at = LotOf { step: self.reducing, lot: Lot(node.index) };
+                let terms = self.lots.get(&at).filter(|terms| node.level == 0 && self.is_complete(at, terms));
+                terms.map(|terms| self.toy.lot_sum(terms))
+            };
+            piece.sums.push(match node {
+                TreeNode::ALL => self
+                    .complete(first, last)
+                    .fold(0, |sum, (_, terms)| self.toy.add(sum, self.toy.lot_sum(terms))),
+                node => self.toy.tree_sum(node, &leaf).unwrap_or_default(),
+            });
             for (_, terms) in self.complete(first, last) {
-                piece.microbatches.extend(terms.iter().map(|(microbatch, _)| *microbatch));
+                piece.counted =
+                    terms.iter().fold(piece.counted, |counted, (microbatch, _)| counted.with(*microbatch));
             }
         }
         piece
     }
 
-    /// The lots that are complete: only what was accepted is, since the last gradient is withheld until then.
-    fn complete(&self, first: LotOf, last: LotOf) -> impl Iterator<Item = (&LotOf, &Terms)> {
-        let whole =
-            |(at, terms): &(&LotOf, &Terms)| terms.len() >= self.toy.lots.microbatches_of(at.lot).len();
-        self.lots.range(first..last).filter(whole)
+    /// The handle under which these nodes were kept, if nothing has changed since.
+    pub fn was_read(&self, nodes: &[TreeNode]) -> Option<u64> {
+        self.last_read.as_ref().filter(|(read, _)| read == nodes).map(|(_, handle)| *handle)
     }
 
-    /// Adds up a part from our own nodes and those that came.
-    pub fn sum(&self, own: &[TreeNode], come: &[(Vec<TreeNode>, Piece)], start: u64, end: u64) -> Piece {
-        let mine = self.read(own, start, end);
-        let pieces = || come.iter().map(|(nodes, piece)| (&nodes[..], piece)).chain([(own, &mine)]);
-        let mut total = Piece::default();
-        let width = (end - start) as usize;
-        for element in 0..width {
-            let mut known = BTreeMap::new();
-            let mut all = 0;
-            for (nodes, piece) in pieces() {
-                for (index, node) in nodes.iter().enumerate() {
-                    let value = piece.values[index * width + element];
-                    known.insert(*node, value);
-                    all = self.toy.add(all, value);
-                }
+    /// These nodes are kept under this handle.
+    pub fn note_read(&mut self, nodes: &[TreeNode], handle: u64) {
+        self.last_read = Some((nodes.to_vec(), handle));
+    }
+
+    /// The lots that are complete: only what was accepted is, since the last gradient is withheld until then.
+    fn complete(&self, first: LotOf, last: LotOf) -> impl Iterator<Item = (&LotOf, &Terms)> {
+        self.lots.range(first..last).filter(|(at, terms)| self.is_complete(**at, terms))
+    }
+
+    fn is_complete(&self, at: LotOf, terms: &Terms) -> bool {
+        terms.len() >= self.toy.lots.microbatches_of(at.lot).len()
+    }
+
+    /// Adds up our own nodes and those that came, at the nodes that are wanted.
+    pub fn sum(&self, own: &[TreeNode], come: &[(Vec<TreeNode>, Piece)], into: &[TreeNode]) -> Piece {
+        let mine = self.read(own);
+        let mut known = BTreeMap::new();
+        let (mut all, mut counted) = (0, Counted::default());
+        for (nodes, piece) in come.iter().map(|(nodes, piece)| (&nodes[..], piece)).chain([(own, &mine)]) {
+            for (&node, &sum) in nodes.iter().zip(&piece.sums) {
+                known.insert(node, sum);
+                all = self.toy.add(all, sum);
             }
-            let sum = match self.toy.reduce {
-                Reduce::Exact => self.toy.tree_sum(self.toy.root(), &known).unwrap_or_default(),
-                Reduce::Fast => all,
-            };
-            total.values.push(sum);
+            counted = counted.and(piece.counted);
         }
-        for (_, piece) in pieces() {
-            total.microbatches.extend(&piece.microbatches);
-        }
-        total.microbatches.sort();
-        total
+        let at = |&node: &TreeNode| match self.toy.reduce {
+            Reduce::Exact => self.toy.tree_sum(node, &|node| known.get(&node).copied()).unwrap_or_default(),
+            Reduce::Fast => all,
+        };
+        Piece { sums: into.iter().map(at).collect(), counted }
     }
 
     /// Writes a part of the reduced gradient.
-    pub fn write_reduced(&mut self, start: u64, piece: &Piece) {
-        for (offset, &value) in piece.values.iter().enumerate() {
-            if let Some(element) = self.reduced.get_mut(start as usize + offset) {
-                *element = Some(value);
+    pub fn write_reduced(&mut self, start: u64, end: u64, piece: &Piece) {
+        for element in start..end {
+            let value = piece.sums.first().map(|&sum| self.toy.element(sum, element));
+            if let Some(written) = self.reduced.get_mut(element as usize) {
+                *written = value;
             }
         }
     }

@@ -12,6 +12,7 @@ use starling_swarm::journal::Record;
 use starling_swarm::spec::Spec;
 use starling_swarm::worker::Queues;
 
+use crate::host::Counted;
 use crate::toy::Toy;
 
 /// Something that happened and that an invariant may want to know.
@@ -19,14 +20,14 @@ use crate::toy::Toy;
 pub enum Fact<'a> {
     /// A record of the coordinator's is safe.
     Journaled(&'a Record),
-    /// A part of a stage's gradient was added up from these microbatches.
-    Summed {
+    /// A part of a stage's reduced gradient was written, the sum over these microbatches.
+    Reduced {
         /// Which stage.
         stage: StageId,
         /// Which step.
         step: Step,
-        /// Which microbatches, sorted.
-        microbatches: &'a [Microbatch],
+        /// Which microbatches.
+        counted: Counted,
     },
     /// A peer's state is now this.
     State {
@@ -62,7 +63,7 @@ pub trait Invariant {
 /// All invariants of a run.
 pub fn all(toy: Toy, spec: &Spec) -> Vec<Box<dyn Invariant>> {
     vec![
-        Box::new(exactly_once::ExactlyOnce::new(toy.lots.microbatches)),
+        Box::new(exactly_once::ExactlyOnce::new(toy.lots)),
         Box::new(equal_to_reference::EqualToReference::new(toy)),
         Box::new(never_back::NeverBack::default()),
         Box::new(committed_first::CommittedFirst::default()),

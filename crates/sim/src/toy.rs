@@ -4,8 +4,9 @@
 //! its version, a gradient on the activation and on what came back, a sum on the order of its terms, a weight on
 //! every update before it. So a microbatch that is lost, doubled, folded in another order or computed with a
 //! stale weight changes every later weight, and equality with the one-process result is a proof, not a hope.
-
-use std::collections::BTreeMap;
+//!
+//! A sum is one value, and an element of the vector that it stands for is that value mixed with the element's
+//! number: so the vector is whole only if every part of it came from the same sum, and adding up is cheap.
 
 use starling_swarm::ids::*;
 use starling_swarm::lots::{Lots, TreeNode};
@@ -55,11 +56,19 @@ impl Toy {
         (mix2(mix2(gradient, weights), input), Gradient(mix2(mix2(input, gradient), weights)))
     }
 
-    /// The sum of a lot, element by element, its terms in the order of microbatches.
-    pub fn lot_sum(&self, terms: &[(Microbatch, Gradient)], element: u64) -> u64 {
+    /// The sum of a lot, its terms in the order of microbatches.
+    pub fn lot_sum(&self, terms: &[(Microbatch, Gradient)]) -> u64 {
+        if terms.is_sorted_by_key(|(microbatch, _)| *microbatch) {
+            return terms.iter().fold(0, |sum, (_, gradient)| self.add(sum, gradient.0));
+        }
         let mut sorted = terms.to_vec();
         sorted.sort_by_key(|(microbatch, _)| *microbatch);
-        sorted.iter().fold(0, |sum, (_, gradient)| self.add(sum, mix2(gradient.0, element)))
+        self.lot_sum(&sorted)
+    }
+
+    /// An element of a sum.
+    pub fn element(&self, sum: u64, element: u64) -> u64 {
+        mix2(sum, element)
     }
 
     /// One addition. In `fast` mode its order must not matter, as it does not beyond the last bits of a float.
@@ -71,9 +80,9 @@ impl Toy {
     }
 
     /// The sum of a part of the tree, from the sums at some nodes that cover it; `None` if one is missing.
-    pub fn tree_sum(&self, node: TreeNode, known: &BTreeMap<TreeNode, u64>) -> Option<u64> {
-        if let Some(sum) = known.get(&node) {
-            return Some(*sum);
+    pub fn tree_sum(&self, node: TreeNode, known: &impl Fn(TreeNode) -> Option<u64>) -> Option<u64> {
+        if let Some(sum) = known(node) {
+            return Some(sum);
         }
         let level = node.level.checked_sub(1)?;
         let left = TreeNode { level, index: node.index * 2 };
@@ -82,11 +91,6 @@ impl Toy {
             return self.tree_sum(left, known);
         }
         Some(self.add(self.tree_sum(left, known)?, self.tree_sum(right, known)?))
-    }
-
-    /// The root of the tree over lots.
-    pub fn root(&self) -> TreeNode {
-        TreeNode { level: self.lots.lots.next_power_of_two().trailing_zeros() as u8, index: 0 }
     }
 
     /// The hash of a reduced gradient.
@@ -153,16 +157,11 @@ impl Reference {
 
     fn reduce(&self, terms: &[(Microbatch, Gradient)]) -> Vec<u64> {
         let toy = &self.toy;
-        let mut reduced = Vec::with_capacity(toy.elements as usize);
-        for element in 0..toy.elements {
-            let mut known = BTreeMap::new();
-            for lot in toy.lots.all() {
-                let range = toy.lots.microbatches_of(lot);
-                let sum = toy.lot_sum(&terms[range.start as usize..range.end as usize], element);
-                known.insert(TreeNode { level: 0, index: lot.0 }, sum);
-            }
-            reduced.push(toy.tree_sum(toy.root(), &known).unwrap_or_default());
-        }
-        reduced
+        let leaf = |node: TreeNode| {
+            let range = toy.lots.microbatches_of(Lot(node.index));
+            (node.level == 0).then(|| toy.lot_sum(&terms[range.start as usize..range.end as usize]))
+        };
+        let sum = toy.tree_sum(toy.lots.root(), &leaf).unwrap_or_default();
+        (0..toy.elements).map(|element| toy.element(sum, element)).collect()
     }
 }

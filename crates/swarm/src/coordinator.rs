@@ -16,6 +16,7 @@ mod placing;
 mod why;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use crate::ids::*;
 use crate::journal::{Commit, JournalState, Record};
@@ -97,6 +98,8 @@ pub struct Coordinator {
     last_move: Time,
     /// When all stages were last given their state anew.
     filled_at: Time,
+    /// Whether lots may be handed out: every stage is held, and nobody is still loading what is safe.
+    is_staffed: bool,
     last_tick: Time,
     now: Time,
     refusals: Refusals,
@@ -146,6 +149,7 @@ impl Coordinator {
             halted: None,
             last_move: now,
             filled_at: now,
+            is_staffed: false,
             last_tick: now,
             now,
             refusals: Refusals::default(),
@@ -259,6 +263,7 @@ impl Coordinator {
         self.place_members(out);
         self.start_reductions(out);
         self.conclude(out);
+        self.is_staffed = self.every_stage_is_held() && !self.is_filling();
         self.lease(out);
     }
 
@@ -344,7 +349,7 @@ impl Coordinator {
         self.halted = Some(why);
     }
 
-    fn last_commit(&self) -> Option<&Commit> {
+    fn last_commit(&self) -> Option<&Arc<Commit>> {
         self.book.last_commit.as_ref()
     }
 }

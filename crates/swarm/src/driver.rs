@@ -208,8 +208,12 @@ impl Driver {
             return self.refusals.count(Refusal::OldAttempt); // Overtaken on the way by a later one.
         }
         self.view = view.number;
+        let mut somebody_left = false;
         for (wiring, holders) in self.wirings.iter_mut().zip(&view.stages) {
-            wiring.set_peers(holders);
+            somebody_left |= wiring.set_peers(holders);
+        }
+        if !somebody_left {
+            return;
         }
         self.queue.keep_peers(&self.wirings[0]);
         let lots: Vec<LotOf> = self.lots.keys().copied().collect();

@@ -3,6 +3,7 @@
 //! ledger is rebuilt from the workers' seals.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -47,7 +48,7 @@ pub enum Record {
     /// A peer is no member any more.
     Removed(PeerId),
     /// A step was closed.
-    Commit(Commit),
+    Commit(Arc<Commit>),
     /// All stages of this version are saved.
     Checkpoint(Step),
     /// All stages went back to this version under a new epoch.
@@ -68,7 +69,7 @@ pub struct JournalState {
     /// The step that is open: the version that the commits made.
     pub step: Step,
     /// The last commit of this epoch.
-    pub last_commit: Option<Commit>,
+    pub last_commit: Option<Arc<Commit>>,
     /// The last version that all stages saved; version 0 is made from the seed.
     pub checkpoint: Step,
     /// Members, with the stages that they were given.

@@ -4,7 +4,7 @@
 //! it, so there is no reason to throw one away. A second one is refused, and its holder drops it. It belongs to
 //! the coordinator, is never written down, and is rebuilt from the workers' seals after a restart.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::*;
 use crate::lots::Lots;
@@ -85,13 +85,21 @@ impl Ledger {
         self.open.iter().all(|&open| open == self.lots.lots)
     }
 
-    /// Whose sums count in a stage, lot by lot, once it is sealed.
-    pub fn holdings(&self, stage: StageId) -> Vec<(Lot, PeerId)> {
-        self.lots
-            .all()
-            .zip(&self.holders[stage.0 as usize])
-            .filter_map(|(lot, h)| Some((lot, (*h)?)))
-            .collect()
+    /// The lots of each holder whose sums count in a stage.
+    pub fn holdings(&self, stage: StageId) -> BTreeMap<PeerId, Vec<Lot>> {
+        let mut holdings: BTreeMap<PeerId, Vec<Lot>> = BTreeMap::new();
+        for (lot, holder) in self.lots.all().zip(&self.holders[stage.0 as usize]) {
+            if let Some(holder) = holder {
+                holdings.entry(*holder).or_default().push(lot);
+            }
+        }
+        holdings
+    }
+
+    /// The lots of a holder whose sums count in a stage.
+    pub fn lots_of(&self, stage: StageId, peer: PeerId) -> Vec<Lot> {
+        let holders = self.lots.all().zip(&self.holders[stage.0 as usize]);
+        holders.filter(|(_, holder)| **holder == Some(peer)).map(|(lot, _)| lot).collect()
     }
 
     /// How many lots of a stage count for this peer.

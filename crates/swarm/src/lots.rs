@@ -87,6 +87,11 @@ impl Lots {
         nodes
     }
 
+    /// The node over all lots.
+    pub fn root(&self) -> TreeNode {
+        TreeNode { level: self.lots.next_power_of_two().trailing_zeros() as u8, index: 0 }
+    }
+
     /// The lots under a node.
     pub fn lots_under(&self, node: TreeNode) -> Range<u32> {
         let bound = |index: u64| (index << node.level.min(31)).min(self.lots.into()) as u32;

@@ -25,6 +25,9 @@ pub const MAX_SUMMARY_BYTES: usize = 64 << 10;
 /// Most members that one message names.
 pub const MAX_MEMBERS: usize = 1 << 16;
 
+/// Most parts of a gradient, and most owners of all of them.
+pub const MAX_PARTS: usize = 1 << 20;
+
 /// Where in the life of the run a message belongs. A receiver refuses what is older than what it knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Fence {
@@ -168,21 +171,26 @@ pub enum Body {
     },
 
     /// Coordinator → members of a stage: reduce.
-    Reduce(ReducePlan),
-    /// Member → owner of a part: my sums of it.
+    Reduce {
+        /// The plan, the same for all.
+        plan: Arc<ReducePlan>,
+        /// Which of the receiver's lots count, in order.
+        lots: Vec<Lot>,
+    },
+    /// Member → owner of a part in its group, and that owner → the part's root: my sums of it.
     Contribution {
         /// Of which stage.
         stage: StageId,
         /// Which part of the plan.
         part: u32,
-        /// Whose sums they are: the relay passes on what is not its own.
+        /// Who sends them: the relay passes on what is not its own.
         holder: PeerId,
         /// Where in the tree they stand.
         nodes: Vec<TreeNode>,
         /// The sums.
         payload: Payload,
     },
-    /// Owner of a part → member: the reduced part.
+    /// Root of a part → its owners in the other groups, and every owner → its group: the reduced part.
     Reduced {
         /// Of which stage.
         stage: StageId,
@@ -212,7 +220,7 @@ pub enum Body {
         summary: Vec<u8>,
     },
     /// Coordinator → worker: the step is closed.
-    Commit(Commit),
+    Commit(Arc<Commit>),
     /// Worker → coordinator: the checkpoint of this version of my stage is safe.
     Saved {
         /// Of which stage.
@@ -276,7 +284,7 @@ pub struct WorkerStatus {
     /// The latest reduction that it takes part in, of the fence's step.
     pub reducing: Option<Attempt>,
     /// The last commit that it knows, for a coordinator whose journal may be behind.
-    pub last_commit: Option<Commit>,
+    pub last_commit: Option<Arc<Commit>>,
     /// Under a new term, until it was answered: all seals that it holds, so that the ledger can be rebuilt.
     pub report: Option<Vec<SealedLot>>,
     /// Microbatches in its queue.
@@ -477,10 +485,13 @@ impl Envelope {
             Body::Verdict { accepted, refused, .. } => {
                 at_most("verdicts", accepted.len().max(refused.len()), MAX_LOTS as usize)
             }
-            Body::Reduce(plan) => {
-                at_most("members", plan.members.len(), MAX_MEMBERS)?;
-                at_most("parts", plan.parts.len(), MAX_MEMBERS)?;
-                at_most("holdings", plan.holdings.len(), MAX_LOTS as usize)
+            Body::Reduce { plan, lots } => {
+                at_most("members", plan.members().count(), MAX_MEMBERS)?;
+                at_most("holders", plan.holders.len(), MAX_MEMBERS)?;
+                at_most("parts", plan.parts.len(), MAX_PARTS)?;
+                at_most("owners", plan.parts.iter().map(|part| part.owners.len()).sum(), MAX_PARTS)?;
+                at_most("relays", plan.relays.len(), MAX_MEMBERS)?;
+                at_most("lots", lots.len(), MAX_LOTS as usize)
             }
             Body::Contribution { nodes, .. } => at_most("nodes", nodes.len(), MAX_LOTS as usize),
             Body::Prepared { summary, .. } => at_most("summary bytes", summary.len(), MAX_SUMMARY_BYTES),
@@ -505,7 +516,7 @@ impl Envelope {
                 | (Body::Hello(Hello::Driver { .. }) | Body::DriverBeat(_), Driver(_), Coordinator)
                 | (Body::Welcome { .. } | Body::Stranger { .. }, Coordinator, Worker(_) | Driver(_))
                 | (Body::Assign(_) | Body::Activate | Body::Verdict { .. }, Coordinator, Worker(_))
-                | (Body::Reduce(_) | Body::Commit(_), Coordinator, Worker(_))
+                | (Body::Reduce { .. } | Body::Commit(_), Coordinator, Worker(_))
                 | (Body::View(_) | Body::Lease(_) | Body::LeaseEnd { .. }, Coordinator, Driver(_))
                 | (Body::Begin(..) | Body::Revoke { .. }, Driver(_), Worker(_))
                 | (Body::Progress(_) | Body::Declined { .. }, Worker(_), Driver(_))

@@ -1,29 +1,31 @@
 //! How the members of a stage sum their gradients: who owns which part of the flat vector, who sends what to
 //! whom, and by which way round when two of them cannot talk. Pure.
 //!
-//! Every member owns a part. Holders of lots send their sums of a part to its owner, which adds them up in the
-//! fixed tree over lots and sends the result to all members. A member that owns the fraction w of the vector
-//! and is one of N sends 1 + (N − 2)·w vectors, so the parts that finish together solve
-//! (1 + (N − 2)·wᵢ) / bᵢ = ξ with Σ wᵢ = 1, wᵢ ≥ 0: water filling, in closed form where hivemind runs a linear
-//! program.
+//! The members of a site are a group. In each group every member owns a part of the vector: the group's holders
+//! of lots send their sums of it to the owner. With more than one group, one of a part's owners is its root: the
+//! others send it what their groups' sums come to, and it sends the result back; so every sum crosses the WAN
+//! once, and every result once. The root adds up in the fixed tree over lots.
+//!
+//! A member that owns the fraction w of the vector and is one of N in its group sends 1 + (N − 2)·w vectors, so
+//! the parts that finish together solve (1 + (N − 2)·wᵢ) / bᵢ = ξ with Σ wᵢ = 1, wᵢ ≥ 0: water filling, in closed
+//! form where hivemind runs a linear program.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Lot, PeerId, StageId};
-use crate::lots::{Lots, TreeNode};
-use crate::spec::Reduce;
+use crate::ids::{PeerId, SiteId, StageId};
 
 /// One attempt to reduce one stage; the message's fence carries step and attempt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReducePlan {
     /// Which stage.
     pub stage: StageId,
-    /// Everybody who needs the result, in order.
-    pub members: Vec<PeerId>,
-    /// Whose sum of each lot counts: all lots, in order. This is where 'exactly once' is made.
-    pub holdings: Vec<(Lot, PeerId)>,
+    /// Everybody who needs the result: a group a site, each in order.
+    pub groups: Vec<Vec<PeerId>>,
+    /// Everybody whose sums count, in order. Each is told which of its lots do: that is where 'exactly once' is
+    /// made.
+    pub holders: Vec<PeerId>,
     /// Who adds up what.
     pub parts: Vec<Part>,
     /// Pairs that cannot talk, and who passes on between them.
@@ -33,14 +35,16 @@ pub struct ReducePlan {
 }
 
 /// A part of the flat vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
-    /// Who adds it up.
-    pub owner: PeerId,
     /// Its first element.
     pub start: u64,
     /// The element after its last.
     pub end: u64,
+    /// Who adds it up, group by group.
+    pub owners: Vec<PeerId>,
+    /// The group whose owner adds up the groups' sums.
+    pub root: u16,
 }
 
 /// A way round an edge that failed, for both directions.
@@ -54,25 +58,61 @@ pub struct Relay {
     pub via: PeerId,
 }
 
+/// A member of a stage that can be in a reduction.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Member {
+    /// Where it stands.
+    pub site: SiteId,
+    /// What its uplink carries.
+    pub bytes_per_s: f64,
+}
+
+impl Part {
+    /// Who adds up the groups' sums.
+    pub fn root_owner(&self) -> Option<PeerId> {
+        self.owners.get(self.root as usize).copied()
+    }
+}
+
 impl ReducePlan {
-    /// The lots of a holder that count.
-    pub fn lots_of(&self, holder: PeerId) -> BTreeSet<Lot> {
-        self.holdings.iter().filter(|(_, peer)| *peer == holder).map(|(lot, _)| *lot).collect()
+    /// Everybody who needs the result.
+    pub fn members(&self) -> impl Iterator<Item = PeerId> {
+        self.groups.iter().flatten().copied()
     }
 
-    /// Where in the tree the sums of a holder stand.
-    pub fn nodes_of(&self, holder: PeerId, lots: Lots, reduce: Reduce) -> Vec<TreeNode> {
-        let own = self.lots_of(holder);
-        match reduce {
-            _ if own.is_empty() => Vec::new(),
-            Reduce::Exact => lots.nodes(&own),
-            Reduce::Fast => vec![TreeNode::ALL],
+    /// The group of a member.
+    pub fn group_of(&self, peer: PeerId) -> Option<usize> {
+        self.groups.iter().position(|group| group.binary_search(&peer).is_ok())
+    }
+
+    /// Whether a peer needs the result.
+    pub fn has_member(&self, peer: PeerId) -> bool {
+        self.group_of(peer).is_some()
+    }
+
+    /// Whether a peer's sums count.
+    pub fn has_holder(&self, peer: PeerId) -> bool {
+        self.holders.binary_search(&peer).is_ok()
+    }
+
+    /// Who waits for a peer's sums of a part: the owner in its group, or for that owner the root.
+    pub fn gatherer(&self, part: &Part, peer: PeerId) -> Option<PeerId> {
+        let owner = part.owners.get(self.group_of(peer)?).copied()?;
+        if owner == peer { part.root_owner() } else { Some(owner) }
+    }
+
+    /// Whose sums of a part its owner in a group waits for.
+    pub fn contributors(&self, part: &Part, group: usize) -> BTreeSet<PeerId> {
+        let Some(&owner) = part.owners.get(group) else { return BTreeSet::new() };
+        let of = |group: &[PeerId]| group.iter().copied().filter(|peer| self.has_holder(*peer)).collect();
+        let mut contributors: BTreeSet<PeerId> = of(&self.groups[group]);
+        if part.root as usize == group {
+            let others = self.groups.iter().zip(&part.owners).enumerate().filter(|(index, _)| *index != group);
+            let holding = others.filter(|(_, (members, _))| members.iter().any(|peer| self.has_holder(*peer)));
+            contributors.extend(holding.map(|(_, (_, owner))| *owner));
         }
-    }
-
-    /// Everybody whose sums count.
-    pub fn holders(&self) -> BTreeSet<PeerId> {
-        self.holdings.iter().map(|(_, peer)| *peer).collect()
+        contributors.remove(&owner);
+        contributors
     }
 
     /// Whom to hand a message from `from` for `to`.
@@ -81,20 +121,24 @@ impl ReducePlan {
         self.relays.iter().find(|relay| (relay.a, relay.b) == edge).map_or(to, |relay| relay.via)
     }
 
-    /// Whether the plan makes sense: every part in order, every owner a member, every lot once.
-    pub fn is_sound(&self, lots: Lots, elements: u64) -> bool {
+    /// Whether the plan makes sense: every part in order, its owners of their groups, nobody in two groups.
+    pub fn is_sound(&self, elements: u64) -> bool {
+        let members: BTreeSet<PeerId> = self.members().collect();
+        let ordered = |peers: &[PeerId]| peers.windows(2).all(|pair| pair[0] < pair[1]);
         let mut at = 0;
-        let members: BTreeSet<PeerId> = self.members.iter().copied().collect();
         for part in &self.parts {
-            if part.start != at || part.end <= at || !members.contains(&part.owner) {
+            let owned = part.owners.len() == self.groups.len()
+                && part.owners.iter().zip(&self.groups).all(|(owner, group)| group.binary_search(owner).is_ok());
+            if part.start != at || part.end <= at || !owned || part.root_owner().is_none() {
                 return false;
             }
             at = part.end;
         }
         at == elements
-            && members.len() == self.members.len()
-            && self.holdings.iter().map(|(lot, _)| *lot).eq(lots.all())
-            && self.holdings.iter().all(|(_, peer)| members.contains(peer))
+            && members.len() == self.groups.iter().map(Vec::len).sum::<usize>()
+            && self.groups.iter().all(|group| ordered(group))
+            && ordered(&self.holders)
+            && self.holders.iter().all(|peer| members.contains(peer))
             && self.relays.iter().all(|relay| members.contains(&relay.via))
     }
 }
@@ -103,22 +147,17 @@ impl ReducePlan {
 /// member to pass on is returned as an error, and its caller excludes one of the two.
 pub fn plan(
     stage: StageId,
-    members: &BTreeMap<PeerId, f64>,
-    holdings: Vec<(Lot, PeerId)>,
+    members: &BTreeMap<PeerId, Member>,
+    holders: BTreeSet<PeerId>,
     elements: u64,
     broken: &BTreeSet<(PeerId, PeerId)>,
 ) -> Result<ReducePlan, (PeerId, PeerId)> {
-    let rates: Vec<f64> = members.values().copied().collect();
-    // Below this many elements a part costs more in latency than it saves.
-    let least = elements / (8 * members.len() as u64).max(1);
-    let mut parts = Vec::new();
-    let mut start = 0;
-    for (&owner, len) in members.keys().zip(split(elements, &rates, least)) {
-        if len > 0 {
-            parts.push(Part { owner, start, end: start + len });
-            start += len;
-        }
+    let mut sites: BTreeMap<SiteId, Vec<(PeerId, f64)>> = BTreeMap::new();
+    for (&peer, member) in members {
+        sites.entry(member.site).or_default().push((peer, member.bytes_per_s));
     }
+    let groups: Vec<Vec<(PeerId, f64)>> = sites.into_values().collect();
+    let parts = parts(&groups, elements);
     let mut relays = Vec::new();
     for &(a, b) in broken {
         if members.contains_key(&a) && members.contains_key(&b) {
@@ -126,27 +165,67 @@ pub fn plan(
             relays.push(Relay { a, b, via });
         }
     }
+    let across = if groups.len() > 1 { ", then across them" } else { "" };
     let reason = format!(
-        "{} members share the sum by their uplinks; {} of them own parts, {} pairs go through a relay",
+        "{} members in {} sites share the sum by their uplinks, in each site{across}; {} parts, {} pairs go \
+         through a relay",
         members.len(),
+        groups.len(),
         parts.len(),
         relays.len()
     );
-    Ok(ReducePlan { stage, members: members.keys().copied().collect(), holdings, parts, relays, reason })
+    let groups = groups.iter().map(|group| group.iter().map(|(peer, _)| *peer).collect()).collect();
+    Ok(ReducePlan { stage, groups, holders: holders.into_iter().collect(), parts, relays, reason })
+}
+
+/// The vector cut so that a part has one owner in each group, and one of them as its root.
+fn parts(groups: &[Vec<(PeerId, f64)>], elements: u64) -> Vec<Part> {
+    let owned: Vec<Vec<(u64, PeerId)>> = groups.iter().map(|group| ends(group, elements)).collect();
+    let cuts: BTreeSet<u64> = owned.iter().flatten().map(|(end, _)| *end).collect();
+    let weights: Vec<f64> = groups.iter().map(|group| group.iter().map(|(_, rate)| rate).sum()).collect();
+    let mut parts = Vec::new();
+    let mut start = 0;
+    for cut in cuts {
+        let owner = |ends: &Vec<(u64, PeerId)>| ends.iter().find(|(end, _)| *end >= cut).map(|(_, peer)| *peer);
+        let owners: Vec<PeerId> = owned.iter().filter_map(owner).collect();
+        for (root, len) in apportion(cut - start, &weights).into_iter().enumerate() {
+            if len > 0 {
+                parts.push(Part { start, end: start + len, owners: owners.clone(), root: root as u16 });
+                start += len;
+            }
+        }
+    }
+    parts
+}
+
+/// Who of a group owns the vector up to where.
+fn ends(group: &[(PeerId, f64)], elements: u64) -> Vec<(u64, PeerId)> {
+    let rates: Vec<f64> = group.iter().map(|(_, rate)| *rate).collect();
+    // Below this many elements a part costs more in latency than it saves.
+    let least = elements / (8 * group.len() as u64).max(1);
+    let mut end = 0;
+    let mut ends = Vec::new();
+    for (&(owner, _), len) in group.iter().zip(split(elements, &rates, least)) {
+        if len > 0 {
+            end += len;
+            ends.push((end, owner));
+        }
+    }
+    ends
 }
 
 /// The fastest member that can talk to both.
 fn relay_for(
     a: PeerId,
     b: PeerId,
-    members: &BTreeMap<PeerId, f64>,
+    members: &BTreeMap<PeerId, Member>,
     broken: &BTreeSet<(PeerId, PeerId)>,
 ) -> Option<PeerId> {
     let talks = |x: PeerId, y: PeerId| !broken.contains(&(x.min(y), x.max(y)));
     members
         .iter()
         .filter(|&(&via, _)| via != a && via != b && talks(via, a) && talks(via, b))
-        .max_by(|x, y| x.1.total_cmp(y.1).then(y.0.cmp(x.0)))
+        .max_by(|x, y| x.1.bytes_per_s.total_cmp(&y.1.bytes_per_s).then(y.0.cmp(x.0)))
         .map(|(&via, _)| via)
 }
 
@@ -209,6 +288,28 @@ mod tests {
 
     use super::*;
 
+    fn members(of: &[(u32, u16, f64)]) -> BTreeMap<PeerId, Member> {
+        let member = |&(peer, site, bytes_per_s): &_| (PeerId(peer), Member { site: SiteId(site), bytes_per_s });
+        of.iter().map(member).collect()
+    }
+
+    #[test]
+    fn with_two_sites_every_sum_crosses_once_and_every_result_once() {
+        let members = members(&[(0, 0, 1.0), (1, 0, 1.0), (2, 0, 1.0), (3, 1, 1.0), (4, 1, 2.0)]);
+        let made = plan(StageId(0), &members, members.keys().copied().collect(), 1000, &BTreeSet::new()).unwrap();
+        assert!(made.is_sound(1000));
+        let mut crossing = 0;
+        for part in &made.parts {
+            for group in 0..2 {
+                for peer in made.contributors(part, group) {
+                    assert_eq!(made.gatherer(part, peer), Some(part.owners[group]));
+                    crossing += if made.group_of(peer) == Some(group) { 0 } else { part.end - part.start };
+                }
+            }
+        }
+        assert_eq!(crossing, 1000);
+    }
+
     #[test]
     fn the_load_balance_vectors_of_hivemind_hold() {
         assert_eq!(split(60, &[0.55, 0.44, 0.40], 10), [41, 19, 0]);
@@ -218,20 +319,19 @@ mod tests {
 
     #[test]
     fn a_pair_that_cannot_talk_goes_through_the_fastest_third() {
-        let members: BTreeMap<PeerId, f64> = [(PeerId(1), 1.0), (PeerId(2), 1.0), (PeerId(3), 2.0)].into();
-        let holdings = vec![(Lot(0), PeerId(1))];
+        let members = members(&[(1, 0, 1.0), (2, 0, 1.0), (3, 0, 2.0)]);
         let broken = [(PeerId(1), PeerId(2))].into();
-        let made = plan(StageId(0), &members, holdings, 100, &broken).unwrap();
+        let made = plan(StageId(0), &members, [PeerId(1)].into(), 100, &broken).unwrap();
         assert_eq!(made.next_hop(PeerId(2), PeerId(1)), PeerId(3));
         assert_eq!(made.next_hop(PeerId(2), PeerId(3)), PeerId(3));
-        assert!(made.is_sound(Lots { microbatches: 1, lots: 1 }, 100));
+        assert!(made.is_sound(100));
     }
 
     #[test]
     fn a_pair_without_a_third_is_named() {
-        let members: BTreeMap<PeerId, f64> = [(PeerId(1), 1.0), (PeerId(2), 1.0)].into();
         let broken = [(PeerId(1), PeerId(2))].into();
-        let refused = plan(StageId(0), &members, Vec::new(), 100, &broken);
+        let members = members(&[(1, 0, 1.0), (2, 0, 1.0)]);
+        let refused = plan(StageId(0), &members, BTreeSet::new(), 100, &broken);
         assert_eq!(refused, Err((PeerId(1), PeerId(2))));
     }
 

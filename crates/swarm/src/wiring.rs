@@ -92,8 +92,8 @@ impl Choice {
 }
 
 impl Wiring {
-    /// Takes the peers that hold the stage; what was measured of those that stay is kept.
-    pub fn set_peers(&mut self, holders: &[Holder]) {
+    /// Takes the peers that hold the stage; what was measured of those that stay is kept. Whether somebody left.
+    pub fn set_peers(&mut self, holders: &[Holder]) -> bool {
         let mut accounts = BTreeMap::new();
         for holder in holders {
             let mut account = Account::new(holder);
@@ -105,7 +105,8 @@ impl Wiring {
         }
         self.order = accounts.iter().map(|(&peer, account)| (account.rank(), peer)).collect();
         self.speed = accounts.values().map(Account::speed).sum();
-        self.accounts = accounts;
+        let before = std::mem::replace(&mut self.accounts, accounts);
+        before.keys().any(|peer| !self.accounts.contains_key(peer))
     }
 
     /// Whether the stage has this holder.

@@ -16,6 +16,7 @@ pub mod reduction;
 mod update;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use crate::deadline::Estimate;
 use crate::ids::*;
@@ -47,14 +48,14 @@ pub struct Worker {
     whole: bool,
     active: bool,
     fetch: Option<Fetch>,
-    applying: Option<Commit>,
+    applying: Option<Arc<Commit>>,
     jobs: Jobs,
     /// A book for each open step of which anything was granted.
     books: BTreeMap<Step, Book>,
     reduction: Option<Reduction>,
     reduce_time: Estimate,
     away_time: Estimate,
-    last_commit: Option<Commit>,
+    last_commit: Option<Arc<Commit>>,
     ahead: VecDeque<Envelope>,
     leaving: bool,
     /// Whether the coordinator of this term has not yet answered our report.
@@ -192,7 +193,7 @@ impl Worker {
             Body::Gradient(..) => self.on_gradient(envelope, now, out),
             Body::Revoke { lot, grant } => self.on_revoke(fence, lot, grant, out),
             Body::Verdict { .. } => self.on_verdict(envelope, out),
-            Body::Reduce(_) => self.on_reduce(envelope, now, out),
+            Body::Reduce { .. } => self.on_reduce(envelope, now, out),
             Body::Contribution { .. } => self.on_contribution(envelope, out),
             Body::Reduced { .. } => self.on_reduced(envelope, out),
             Body::Commit(commit) => self.on_commit(commit, out),
@@ -272,7 +273,7 @@ impl Worker {
             return self.tell_coordinator(Attempt(0), Body::Hello(hello), out);
         }
         self.send_beat(out);
-        self.send_seals(self.seals(true), out);
+        self.send_seals(self.books.iter().flat_map(|(&step, book)| book.waiting(step)).collect(), out);
         self.send_prepared(out);
         if self.leaving {
             self.tell_leaving(out);
@@ -291,7 +292,7 @@ impl Worker {
             fetching: self.fetch.is_some(),
             reducing: self.reduction.as_ref().filter(|r| r.term == self.term).map(|r| r.attempt),
             last_commit: self.last_commit.clone(),
-            report: self.unreported.then(|| self.seals(false)),
+            report: self.unreported.then(|| self.seals()),
             queued: self.jobs.len() as u32,
         };
         self.tell_coordinator(Attempt(0), Body::WorkerBeat(status), out);
@@ -308,9 +309,8 @@ impl Worker {
         self.books.entry(step).or_insert_with(|| Book::new(lots, reduce))
     }
 
-    /// All seals, or only those that wait for their verdict.
-    fn seals(&self, waiting_only: bool) -> Vec<SealedLot> {
-        self.books.iter().flat_map(|(&step, book)| book.seals(step, waiting_only)).collect()
+    fn seals(&self) -> Vec<SealedLot> {
+        self.books.iter().flat_map(|(&step, book)| book.seals(step)).collect()
     }
 
     fn fence(&self, attempt: Attempt) -> Fence {

@@ -74,22 +74,26 @@ fn work() -> impl Strategy<Value = Work> {
 }
 
 fn plan() -> impl Strategy<Value = ReducePlan> {
-    let part = (0u32..3, 0u64..5, 0u64..6).prop_map(|(p, start, end)| Part { owner: PeerId(p), start, end });
-    let holding = (0u32..3, 0u32..3).prop_map(|(lot, peer)| (Lot(lot), PeerId(peer)));
-    (
-        0u16..3,
-        prop::collection::vec(0u32..3, 0..4),
-        prop::collection::vec(holding, 0..4),
-        prop::collection::vec(part, 0..3),
-    )
-        .prop_map(|(stage, members, holdings, parts)| ReducePlan {
-            stage: StageId(stage),
-            members: members.into_iter().map(PeerId).collect(),
-            holdings,
-            parts,
-            relays: vec![Relay { a: PeerId(0), b: PeerId(1), via: PeerId(2) }],
-            reason: String::new(),
-        })
+    let peers = || prop::collection::vec((0u32..3).prop_map(PeerId), 0..4);
+    let part = (0u64..5, 0u64..6, peers(), 0u16..3)
+        .prop_map(|(start, end, owners, root)| Part { start, end, owners, root });
+    let groups = prop::collection::vec(peers(), 0..3);
+    (0u16..3, groups, peers(), prop::collection::vec(part, 0..3)).prop_map(|(stage, groups, holders, parts)| {
+        let relays = vec![Relay { a: PeerId(0), b: PeerId(1), via: PeerId(2) }];
+        ReducePlan { stage: StageId(stage), groups, holders, parts, relays, reason: String::new() }
+    })
+}
+
+/// One that makes sense to a worker of its own stage.
+fn sound_plan() -> impl Strategy<Value = ReducePlan> {
+    (0u16..2).prop_map(|stage| ReducePlan {
+        stage: StageId(stage),
+        groups: vec![vec![PeerId(0), PeerId(1)], vec![PeerId(2)]],
+        holders: vec![PeerId(0), PeerId(2)],
+        parts: vec![Part { start: 0, end: 4, owners: vec![PeerId(0), PeerId(2)], root: stage }],
+        relays: Vec::new(),
+        reason: String::new(),
+    })
 }
 
 fn body() -> impl Strategy<Value = Body> {
@@ -153,7 +157,8 @@ fn body() -> impl Strategy<Value = Body> {
             accepted: vec![at(lot)],
             refused: vec![at(lot)]
         }),
-        plan().prop_map(Body::Reduce),
+        (prop_oneof![plan(), sound_plan()], prop::collection::vec((0u32..3).prop_map(Lot), 0..3))
+            .prop_map(|(plan, lots)| Body::Reduce { plan: plan.into(), lots }),
         (stage(), 0u32..9).prop_map(move |(stage, part)| Body::Contribution {
             stage,
             part,
@@ -169,7 +174,7 @@ fn body() -> impl Strategy<Value = Body> {
         }),
         stage().prop_map(|stage| Body::Stuck { stage, on: PeerId(1), certain: true }),
         stage().prop_map(|stage| Body::Prepared { stage, digest: [0; 32], summary: Vec::new() }),
-        commit.prop_map(Body::Commit),
+        commit.prop_map(|commit| Body::Commit(commit.into())),
         stage().prop_map(|stage| Body::Saved { stage, version: Step(1) }),
     ]
 }

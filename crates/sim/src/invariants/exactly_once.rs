@@ -1,18 +1,19 @@
 //! Every microbatch is counted exactly once in every stage of every step.
 
-use starling_swarm::ids::Microbatch;
+use starling_swarm::lots::Lots;
 
+use crate::host::Counted;
 use crate::invariants::{Fact, Invariant};
 
 /// See the module's head.
 pub struct ExactlyOnce {
-    microbatches: u32,
+    all: Counted,
 }
 
 impl ExactlyOnce {
     /// For steps of so many microbatches.
-    pub fn new(microbatches: u32) -> ExactlyOnce {
-        ExactlyOnce { microbatches }
+    pub fn new(lots: Lots) -> ExactlyOnce {
+        ExactlyOnce { all: Counted::all(lots) }
     }
 }
 
@@ -22,11 +23,11 @@ impl Invariant for ExactlyOnce {
     }
 
     fn observe(&mut self, fact: Fact<'_>) -> Result<(), String> {
-        let Fact::Summed { stage, step, microbatches } = fact else { return Ok(()) };
-        if microbatches.iter().copied().eq((0..self.microbatches).map(Microbatch)) {
+        let Fact::Reduced { stage, step, counted } = fact else { return Ok(()) };
+        if counted == self.all {
             return Ok(());
         }
-        let numbers: Vec<u32> = microbatches.iter().map(|microbatch| microbatch.0).collect();
-        Err(format!("{step}, {stage}: the sum is over {numbers:?} of 0..{}", self.microbatches))
+        let (got, all) = (counted.microbatches, self.all.microbatches);
+        Err(format!("{step}, {stage}: the sum is over {got} microbatches, of {all} that should each be in it once"))
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use starling_swarm::ids::*;
+use starling_swarm::lots::TreeNode;
 use starling_swarm::message::{Body, Capability, Envelope, PROTOCOL};
 use starling_swarm::worker::book::JobId;
 use starling_swarm::worker::io::LoadFrom;
@@ -84,25 +85,26 @@ impl World {
             Command::DropBefore(step) => self.host(peer).drop_before(step),
             Command::BeginReduce(step) => self.host(peer).begin_reduce(step),
             Command::Contribute(contribute) => {
-                let piece = self.host(peer).read(&contribute.nodes, contribute.start, contribute.end);
-                let payload = self.keep_piece(contribute.fence.step, piece);
-                self.send(contribute.message(payload));
+                let handle = self.read(peer, contribute.fence.step, &contribute.nodes);
+                let elements = (contribute.end - contribute.start) * contribute.nodes.len() as u64;
+                self.send(contribute.message(self.gradient(handle, elements)));
             }
-            Command::Sum { step, term, attempt, part, start, end, own, come } => {
-                let pieces: Option<Vec<_>> =
-                    come.into_iter().map(|(nodes, payload)| Some((nodes, self.piece(payload)?))).collect();
+            Command::Sum { step, term, attempt, due } => {
+                let piece = |(nodes, payload)| Some((nodes, self.piece(payload)?));
+                let come: Option<Vec<_>> = due.come.into_iter().map(piece).collect();
                 // A process that slept for very long asks for pieces that are gone: so is its attempt.
-                let Some(pieces) = pieces else { return };
-                let sum = self.host(peer).sum(&own, &pieces, start, end);
-                let (stage, _) = self.stage_and_step(peer);
-                self.observe(Fact::Summed { stage, step, microbatches: &sum.microbatches });
-                let payload = self.keep_piece(step, sum);
-                self.after(peer, life, 1_000, Input::Summed(term, attempt, part, payload));
+                let Some(come) = come else { return };
+                let sum = self.host(peer).sum(&due.own, &come, &due.into);
+                let handle = self.keep_piece(step, sum);
+                let payload = self.gradient(handle, (due.end - due.start) * due.into.len() as u64);
+                self.after(peer, life, 1_000, Input::Summed(term, attempt, due.part, payload));
             }
-            Command::WriteReduced { start, payload } => {
-                if let Some(piece) = self.piece(payload) {
-                    self.host(peer).write_reduced(start, &piece);
-                }
+            Command::WriteReduced { step, start, end, payload } => {
+                let Some(piece) = self.piece(payload) else { return };
+                let host = self.host(peer);
+                host.write_reduced(start, end, &piece);
+                let stage = host.stage;
+                self.observe(Fact::Reduced { stage, step, counted: piece.counted });
             }
             Command::Prepare(term, attempt) => self.prepare(peer, life, term, attempt),
             Command::Apply(commit) => {
@@ -205,13 +207,27 @@ impl World {
         (stage, worker.and_then(|worker| worker.version()).unwrap_or_default().1)
     }
 
-    fn keep_piece(&mut self, step: Step, piece: Piece) -> Payload {
-        let elements = self.scenario.spec.elements.max(1);
-        let bytes = piece.values.len() as u64 * self.scenario.sizes.gradient / elements;
+    /// The sums at some nodes, as a piece; read again for every part, and kept once.
+    fn read(&mut self, peer: PeerId, step: Step, nodes: &[TreeNode]) -> u64 {
+        if let Some(handle) = self.host(peer).was_read(nodes) {
+            return handle;
+        }
+        let piece = self.host(peer).read(nodes);
+        let handle = self.keep_piece(step, piece);
+        self.host(peer).note_read(nodes, handle);
+        handle
+    }
+
+    fn keep_piece(&mut self, step: Step, piece: Piece) -> u64 {
         let handle = self.next_piece;
         self.next_piece += 1;
         self.pieces.insert(handle, (step, piece));
-        Payload { handle, bytes }
+        handle
+    }
+
+    /// Some elements of a stage's gradient on the wire.
+    fn gradient(&self, handle: u64, elements: u64) -> Payload {
+        Payload { handle, bytes: elements * self.scenario.sizes.gradient / self.scenario.spec.elements.max(1) }
     }
 
     fn piece(&self, payload: Payload) -> Option<Piece> {

@@ -1,6 +1,7 @@
 //! The life of (step, stage): Open → Sealed → Reducing(attempt) → Prepared → journal Commit → applied.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::coordinator::members::Phase;
 use crate::coordinator::{Closing, Command, Coordinator};
@@ -26,17 +27,23 @@ pub(super) struct Life {
 
 #[derive(Clone, Debug)]
 pub(super) struct Reducing {
-    pub plan: ReducePlan,
+    pub plan: Arc<ReducePlan>,
     pub prepared: BTreeMap<PeerId, (Digest, Vec<u8>)>,
+    /// Somebody who had not prepared when last looked at: most often it still has not.
+    awaited: Option<PeerId>,
 }
 
 impl Life {
     /// What all members that are still there have prepared, if they all have.
-    fn prepared(&self, is_member: impl Fn(PeerId) -> bool) -> Option<&(Digest, Vec<u8>)> {
-        let reducing = self.reducing.as_ref()?;
-        let mut there = reducing.plan.members.iter().filter(|peer| is_member(**peer)).peekable();
-        there.peek()?;
-        there.all(|peer| reducing.prepared.contains_key(peer)).then(|| reducing.prepared.values().next())?
+    fn prepared(&mut self, is_member: impl Fn(PeerId) -> bool) -> Option<&(Digest, Vec<u8>)> {
+        let reducing = self.reducing.as_mut()?;
+        let lacks = |peer: &PeerId| is_member(*peer) && !reducing.prepared.contains_key(peer);
+        if reducing.awaited.as_ref().is_some_and(lacks) {
+            return None;
+        }
+        reducing.awaited = reducing.plan.members().find(lacks);
+        let complete = reducing.awaited.is_none() && reducing.plan.members().any(&is_member);
+        if complete { reducing.prepared.values().next() } else { None }
     }
 }
 
@@ -79,11 +86,12 @@ impl Coordinator {
                 self.end_lease(at, out);
             }
         }
+        self.send_verdict(peer, accepted, refused, out);
         if self.steps[0].ledger.is_sealed(stage) && self.lives[stage.0 as usize].sealed_at.is_none() {
             self.lives[stage.0 as usize].sealed_at = Some(self.now);
+            return self.advance(out);
         }
-        self.send_verdict(peer, accepted, refused, out);
-        self.advance(out);
+        self.lease(out);
     }
 
     pub(super) fn send_verdict(
@@ -136,14 +144,14 @@ impl Coordinator {
         }
         let active = self.active_peers(stage);
         let life = &mut self.lives[stage.0 as usize];
-        if life.prepared(|member| active.contains_key(&member)).is_some() {
+        if life.prepared(|member| active.contains(&member)).is_some() {
             return;
         }
         // Others may have gone before, while those who were left had the whole sum.
         let ledger = &mut self.steps[0].ledger;
-        let gone = ledger.peers(stage).into_iter().filter(|holder| !active.contains_key(holder));
+        let gone = ledger.peers(stage).into_iter().filter(|holder| !active.contains(holder));
         let lots: Vec<Lot> = gone.flat_map(|holder| ledger.drop_peer(stage, holder)).collect();
-        let was_member = life.reducing.as_ref().is_some_and(|r| r.plan.members.contains(&peer));
+        let was_member = life.reducing.as_ref().is_some_and(|r| r.plan.has_member(peer));
         if !lots.is_empty() || was_member {
             self.reopen_stage(stage);
         }
@@ -217,16 +225,21 @@ impl Coordinator {
         if members.is_empty() {
             return; // The stage is lost; the rollback will see to it.
         }
-        let holdings = self.steps[0].ledger.holdings(stage);
+        let holders = self.steps[0].ledger.peers(stage);
         let broken = self.lives[stage.0 as usize].broken.clone();
-        match reduce::plan(stage, &members, holdings, self.spec.elements, &broken) {
+        match reduce::plan(stage, &members, holders, self.spec.elements, &broken) {
             Ok(plan) => {
                 let life = &mut self.lives[stage.0 as usize];
                 life.attempt.0 += 1;
                 let attempt = life.attempt;
-                life.reducing = Some(Reducing { plan: plan.clone(), prepared: BTreeMap::new() });
-                for &peer in &plan.members {
-                    self.send(Address::Worker(peer), attempt, Body::Reduce(plan.clone()), out);
+                let plan = Arc::new(plan);
+                life.reducing =
+                    Some(Reducing { plan: plan.clone(), prepared: BTreeMap::new(), awaited: None });
+                let mut holdings = self.steps[0].ledger.holdings(stage);
+                for peer in plan.members() {
+                    let lots = holdings.remove(&peer).unwrap_or_default();
+                    let body = Body::Reduce { plan: plan.clone(), lots };
+                    self.send(Address::Worker(peer), attempt, body, out);
                 }
             }
             Err((a, b)) => {
@@ -256,8 +269,10 @@ impl Coordinator {
         let Some(life) = member.stage.map(|stage| &self.lives[stage.0 as usize]) else { return };
         let Some(reducing) = &life.reducing else { return };
         let lacks = member.status.reducing != Some(life.attempt) && !reducing.prepared.contains_key(&peer);
-        if lacks && reducing.plan.members.contains(&peer) {
-            self.send(Address::Worker(peer), life.attempt, Body::Reduce(reducing.plan.clone()), out);
+        if lacks && reducing.plan.has_member(peer) {
+            let lots = self.steps[0].ledger.lots_of(reducing.plan.stage, peer);
+            let body = Body::Reduce { plan: reducing.plan.clone(), lots };
+            self.send(Address::Worker(peer), life.attempt, body, out);
         }
     }
 
@@ -276,7 +291,7 @@ impl Coordinator {
         let Some(reducing) = life.reducing.as_ref().filter(|_| current && fence.term == self.term) else {
             return self.refusals.count(Refusal::OldAttempt);
         };
-        if self.closing == Closing::Journaling || !reducing.plan.members.contains(&on) || on == peer {
+        if self.closing == Closing::Journaling || !reducing.plan.has_member(on) || on == peer {
             return self.refusals.count(Refusal::Nonsense);
         }
         life.broken.insert((peer.min(on), peer.max(on)));
@@ -303,7 +318,7 @@ impl Coordinator {
         let Some(reducing) = life.reducing.as_mut().filter(|_| current && fence.term == self.term) else {
             return self.refusals.count(Refusal::OldAttempt);
         };
-        if !reducing.plan.members.contains(&peer) {
+        if !reducing.plan.has_member(peer) {
             return self.refusals.count(Refusal::Nonsense);
         }
         if reducing.prepared.values().any(|(other, _)| *other != digest) {
@@ -315,12 +330,14 @@ impl Coordinator {
             return self.advance(out);
         }
         reducing.prepared.insert(peer, (digest, summary));
-        self.advance(out);
+        self.conclude(out);
     }
 
     /// All stages are prepared: the host makes the constants of the commit.
     pub(super) fn conclude(&mut self, out: &mut Vec<Command>) {
         if self.closing == Closing::No
+            && self.halted.is_none()
+            && self.collecting.is_none()
             && let Some(prepared) = self.all_prepared()
         {
             self.closing = Closing::Concluding;
@@ -344,16 +361,18 @@ impl Coordinator {
         let due = every > 0 && (step.0 + 1) % every == 0;
         let savers = if due { self.savers() } else { Vec::new() };
         self.closing = Closing::Journaling;
-        self.append(Record::Commit(Commit { epoch, step, constants, digests, savers }), out);
+        let commit = Commit { epoch, step, constants, digests, savers };
+        self.append(Record::Commit(Arc::new(commit)), out);
     }
 
-    fn all_prepared(&self) -> Option<Vec<(Digest, Vec<u8>)>> {
+    fn all_prepared(&mut self) -> Option<Vec<(Digest, Vec<u8>)>> {
+        let members = &self.members;
         // A member may have died and come back in another stage: it is not the same any more.
         let holds = |stage: usize, peer: PeerId| {
             let stage = Some(StageId(stage as u16));
-            self.members.get(&peer).is_some_and(|member| member.is_active() && member.stage == stage)
+            members.get(&peer).is_some_and(|member| member.is_active() && member.stage == stage)
         };
-        let lives = self.lives.iter().enumerate();
+        let lives = self.lives.iter_mut().enumerate();
         lives.map(|(stage, life)| life.prepared(|peer| holds(stage, peer)).cloned()).collect()
     }
 
@@ -368,7 +387,7 @@ impl Coordinator {
     }
 
     /// The commit is safe: from now on the step is closed, whatever happens to us.
-    pub(super) fn on_committed(&mut self, commit: Commit, out: &mut Vec<Command>) {
+    pub(super) fn on_committed(&mut self, commit: Arc<Commit>, out: &mut Vec<Command>) {
         let left_out = self.left_out();
         self.closing = Closing::No;
         self.next_step();
@@ -415,17 +434,19 @@ impl Coordinator {
         }
     }
 
-    /// The members of a stage that can be in a reduction, with what their uplinks carry.
-    fn reducing_peers(&self, stage: StageId) -> BTreeMap<PeerId, f64> {
+    /// The members of a stage that can be in a reduction.
+    fn reducing_peers(&self, stage: StageId) -> BTreeMap<PeerId, reduce::Member> {
         let holds = |member: &super::Member| member.is_whole() && member.stage == Some(stage);
-        let rate = |member: &super::Member| member.capability.link_bytes_per_s;
-        self.members.iter().filter(|(_, m)| holds(m)).map(|(&peer, m)| (peer, rate(m))).collect()
+        let about = |member: &super::Member| {
+            let Capability { site, link_bytes_per_s: bytes_per_s, .. } = member.capability;
+            reduce::Member { site, bytes_per_s }
+        };
+        self.members.iter().filter(|(_, m)| holds(m)).map(|(&peer, m)| (peer, about(m))).collect()
     }
 
-    /// The members of a stage that count, with what their uplinks carry.
-    pub(super) fn active_peers(&self, stage: StageId) -> BTreeMap<PeerId, f64> {
+    /// The members of a stage that count.
+    fn active_peers(&self, stage: StageId) -> BTreeSet<PeerId> {
         let holds = |member: &super::Member| member.is_active() && member.stage == Some(stage);
-        let rate = |member: &super::Member| member.capability.link_bytes_per_s;
-        self.members.iter().filter(|(_, m)| holds(m)).map(|(&peer, m)| (peer, rate(m))).collect()
+        self.members.iter().filter(|(_, m)| holds(m)).map(|(&peer, _)| peer).collect()
     }
 }

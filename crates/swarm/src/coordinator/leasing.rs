@@ -52,8 +52,9 @@ impl Coordinator {
         if self.book.paused
             || self.is_done()
             || self.closing == Closing::Journaling
-            || !self.every_stage_is_held()
-            || self.is_filling()
+            || !self.is_staffed
+            || self.collecting.is_some()
+            || self.halted.is_some()
         {
             return;
         }
@@ -178,7 +179,7 @@ impl Coordinator {
         if !ended.is_empty() {
             self.send(to, Attempt(0), Body::LeaseEnd { leases: ended.into_iter().collect() }, out);
         }
-        self.advance(out);
+        self.lease(out);
     }
 
     /// Who holds what has changed: every driver is told.

@@ -288,7 +288,7 @@ impl Coordinator {
         let is_out = |(peer, member): &(&PeerId, &super::Member)| {
             let life = member.stage.map(|stage| &self.lives[stage.0 as usize]);
             let plan = life.and_then(|life| life.reducing.as_ref());
-            member.is_active() && plan.is_some_and(|reducing| !reducing.plan.members.contains(peer))
+            member.is_active() && plan.is_some_and(|reducing| !reducing.plan.has_member(**peer))
         };
         self.members.iter().filter(is_out).map(|(&peer, _)| peer).collect()
     }

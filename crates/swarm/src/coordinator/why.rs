@@ -67,8 +67,7 @@ impl Coordinator {
             } else if let Some(reducing) = &life.reducing {
                 let missing: Vec<String> = reducing
                     .plan
-                    .members
-                    .iter()
+                    .members()
                     .filter(|peer| !reducing.prepared.contains_key(peer))
                     .map(|peer| peer.to_string())
                     .collect();

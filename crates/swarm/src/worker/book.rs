@@ -22,6 +22,8 @@ pub struct Book {
     lots: Lots,
     reduce: Reduce,
     entries: BTreeMap<Lot, Entry>,
+    /// The lots that wait for their verdict.
+    waiting: BTreeSet<Lot>,
 }
 
 #[derive(Clone, Debug)]
@@ -66,7 +68,7 @@ pub enum Granted {
 impl Book {
     /// An empty book.
     pub fn new(lots: Lots, reduce: Reduce) -> Book {
-        Book { lots, reduce, entries: BTreeMap::new() }
+        Book { lots, reduce, entries: BTreeMap::new(), waiting: BTreeSet::new() }
     }
 
     /// Whether a microbatch is in its lot's sum.
@@ -105,6 +107,7 @@ impl Book {
             return Fold::Add;
         }
         entry.seal = Seal::Waiting(job);
+        self.waiting.insert(lot);
         Fold::Withhold
     }
 
@@ -113,6 +116,7 @@ impl Book {
         let entry = self.entries.get_mut(&lot)?;
         let Seal::Waiting(job) = entry.seal else { return None };
         entry.seal = Seal::Accepted;
+        self.waiting.remove(&lot);
         Some(job)
     }
 
@@ -126,6 +130,7 @@ impl Book {
             }
             Seal::Waiting(job) => {
                 self.entries.remove(&lot);
+                self.waiting.remove(&lot);
                 (vec![lot], Some(job))
             }
             Seal::Accepted => {
@@ -160,16 +165,21 @@ impl Book {
         self.entries.keys().copied().collect()
     }
 
-    /// All seals, or only those that wait for their verdict.
-    pub fn seals(&self, step: Step, waiting_only: bool) -> Vec<SealedLot> {
-        let mut seals = Vec::new();
-        for (&lot, entry) in &self.entries {
-            let accepted = entry.seal == Seal::Accepted;
-            if entry.seal != Seal::Open && !(waiting_only && accepted) {
-                seals.push(SealedLot { at: LotOf { step, lot }, grant: entry.grant, accepted });
-            }
-        }
-        seals
+    /// All seals.
+    pub fn seals(&self, step: Step) -> Vec<SealedLot> {
+        self.entries.keys().filter_map(|&lot| self.seal(step, lot)).collect()
+    }
+
+    /// The seals that wait for their verdict.
+    pub fn waiting(&self, step: Step) -> Vec<SealedLot> {
+        self.waiting.iter().filter_map(|&lot| self.seal(step, lot)).collect()
+    }
+
+    /// The seal of a lot, if it has one.
+    pub fn seal(&self, step: Step, lot: Lot) -> Option<SealedLot> {
+        let entry = self.entries.get(&lot).filter(|entry| entry.seal != Seal::Open)?;
+        let accepted = entry.seal == Seal::Accepted;
+        Some(SealedLot { at: LotOf { step, lot }, grant: entry.grant, accepted })
     }
 
     /// Lots with anything in them.

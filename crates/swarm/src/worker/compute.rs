@@ -212,7 +212,10 @@ impl Worker {
         match fold {
             Fold::Add => out.push(Command::Fold(job.id, at)),
             Fold::Discard => out.push(Command::Discard(job.id)),
-            Fold::Withhold => self.send_seals(self.seals(true), out),
+            Fold::Withhold => {
+                let seal = self.book(at.step).seal(at.step, at.lot);
+                self.send_seals(seal.into_iter().collect(), out);
+            }
         }
     }
 
@@ -268,8 +271,8 @@ impl Worker {
                 out.push(Command::DropLots(vec![at]));
             }
             Granted::Sealed => {
-                let seals = self.book(at.step).seals(at.step, false);
-                self.send_seals(seals, out);
+                let seal = self.book(at.step).seal(at.step, at.lot);
+                self.send_seals(seal.into_iter().collect(), out);
             }
             Granted::Old => {
                 self.refusals.count(Refusal::OldAttempt);

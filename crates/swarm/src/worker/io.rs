@@ -4,12 +4,14 @@
 //! until [`Command::Forget`]; the gradient of the weights lasts from [`Input::BackwardDone`] until
 //! [`Command::Fold`] or [`Command::Discard`], or until its step is dropped.
 
+use std::sync::Arc;
+
 use crate::ids::*;
 use crate::journal::Commit;
 use crate::lots::TreeNode;
 use crate::message::{Body, Envelope, Fence, PROTOCOL};
 use crate::worker::book::JobId;
-use crate::worker::reduction::Sums;
+use crate::worker::reduction::Due;
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,7 +72,7 @@ pub enum Command {
     BeginReduce(Step),
     /// Read the sums of these nodes, and send them.
     Contribute(Contribute),
-    /// Add up a part in the tree over lots: from our own nodes and what came from others.
+    /// Add up a part in the tree over lots, from our own nodes and what came from others.
     Sum {
         /// Of which step.
         step: Step,
@@ -78,28 +80,24 @@ pub enum Command {
         term: Term,
         /// Which attempt.
         attempt: Attempt,
-        /// Which part.
-        part: u32,
+        /// What.
+        due: Due,
+    },
+    /// Write a part of the reduced gradient.
+    WriteReduced {
+        /// Of which step.
+        step: Step,
         /// Its first element.
         start: u64,
         /// The element after its last.
         end: u64,
-        /// Our own nodes.
-        own: Vec<TreeNode>,
-        /// What came.
-        come: Vec<Sums>,
-    },
-    /// Write a part of the reduced gradient.
-    WriteReduced {
-        /// Its first element.
-        start: u64,
         /// The part.
         payload: Payload,
     },
     /// Look at the reduced gradient.
     Prepare(Term, Attempt),
     /// Apply a commit.
-    Apply(Commit),
+    Apply(Arc<Commit>),
     /// Put the sums that came from a donor onto the state that is here; work under way goes on.
     CatchUp {
         /// In this history.

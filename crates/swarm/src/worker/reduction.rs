@@ -2,10 +2,12 @@
 //! waited for. Out of place: nothing here touches the sums, so a void attempt costs nothing but time (rule 4).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::ids::*;
-use crate::lots::TreeNode;
-use crate::reduce::ReducePlan;
+use crate::lots::{Lots, TreeNode};
+use crate::reduce::{Part, ReducePlan};
+use crate::spec::Reduce;
 use crate::time::Time;
 
 /// The attempt, as one member sees it.
@@ -16,7 +18,7 @@ pub struct Reduction {
     /// Which attempt.
     pub attempt: Attempt,
     /// The plan.
-    pub plan: ReducePlan,
+    pub plan: Arc<ReducePlan>,
     /// When it began here.
     pub began: Time,
     /// When to complain.
@@ -24,38 +26,63 @@ pub struct Reduction {
     /// Whether patience was once prolonged for an owner that may itself be waiting.
     pub doubted: bool,
     me: PeerId,
+    group: usize,
     own: BTreeSet<Lot>,
-    own_parts: Vec<u32>,
-    holders: BTreeSet<PeerId>,
-    contributions: BTreeMap<u32, BTreeMap<PeerId, Sums>>,
-    asked: BTreeSet<u32>,
+    /// The parts that are ours to add up in our group.
+    gatherings: BTreeMap<u32, Gathering>,
     written: BTreeSet<u32>,
     /// What was prepared, once all parts are here.
     pub prepared: Option<(Digest, Vec<u8>)>,
 }
 
-/// A holder's sums of a part: where in the tree they stand, and what they are.
+/// A part of ours: what has come, and what has not.
+#[derive(Clone, Debug)]
+struct Gathering {
+    missing: BTreeSet<PeerId>,
+    come: BTreeMap<PeerId, Sums>,
+    /// It was asked for: the nodes at which its sum will stand.
+    asked: Option<Vec<TreeNode>>,
+}
+
+/// Some sums of a part: where in the tree they stand, and what they are.
 pub type Sums = (Vec<TreeNode>, Payload);
 
+/// A part that is to be added up.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Due {
+    /// Which part.
+    pub part: u32,
+    /// Its first element.
+    pub start: u64,
+    /// The element after its last.
+    pub end: u64,
+    /// Our own nodes.
+    pub own: Vec<TreeNode>,
+    /// What came.
+    pub come: Vec<Sums>,
+    /// The nodes at which the sum is wanted.
+    pub into: Vec<TreeNode>,
+}
+
 impl Reduction {
-    /// Begins an attempt.
+    /// Begins an attempt in which these lots of ours count; `None` if we are not in it.
     pub fn new(
         me: PeerId,
-        term: Term,
-        attempt: Attempt,
-        plan: ReducePlan,
+        (term, attempt): (Term, Attempt),
+        plan: Arc<ReducePlan>,
+        own: BTreeSet<Lot>,
         began: Time,
         patience: Time,
-    ) -> Self {
-        let own = plan.lots_of(me);
-        let holders = plan.holders();
-        let mine = |(index, _): (usize, _)| index as u32;
-        let own_parts =
-            plan.parts.iter().enumerate().filter(|(_, part)| part.owner == me).map(mine).collect();
-        Reduction {
-            own,
-            own_parts,
-            holders,
+    ) -> Option<Reduction> {
+        let group = plan.group_of(me)?;
+        let mut gatherings = BTreeMap::new();
+        for (part, index) in plan.parts.iter().zip(0..) {
+            if part.owners.get(group) == Some(&me) {
+                let missing = plan.contributors(part, group);
+                gatherings.insert(index, Gathering { missing, come: BTreeMap::new(), asked: None });
+            }
+        }
+        Some(Reduction {
             term,
             attempt,
             plan,
@@ -63,11 +90,12 @@ impl Reduction {
             patience,
             doubted: false,
             me,
-            contributions: BTreeMap::new(),
-            asked: BTreeSet::new(),
+            group,
+            own,
+            gatherings,
             written: BTreeSet::new(),
             prepared: None,
-        }
+        })
     }
 
     /// Whether the sum of a lot of ours counts.
@@ -75,26 +103,71 @@ impl Reduction {
         self.own.contains(&lot)
     }
 
+    /// Where in the tree our own sums stand.
+    pub fn own_nodes(&self, lots: Lots, reduce: Reduce) -> Vec<TreeNode> {
+        nodes(&self.own, lots, reduce)
+    }
+
+    /// The parts that we do not add up for our group, with who does.
+    pub fn parts_of_others(&self) -> impl Iterator<Item = (u32, &Part, PeerId)> {
+        let owner = |part: &Part| part.owners.get(self.group).copied();
+        let numbered = self.plan.parts.iter().zip(0..);
+        let owned = numbered.filter_map(move |(part, index)| Some((index, part, owner(part)?)));
+        owned.filter(|(_, _, owner)| *owner != self.me)
+    }
+
     /// Takes a contribution to a part of ours; false if it is not wanted.
     pub fn contribute(&mut self, part: u32, holder: PeerId, sums: Sums) -> bool {
-        let ours = self.plan.parts.get(part as usize).is_some_and(|part| part.owner == self.me);
-        if !ours || !self.missing_holders(part).contains(&holder) {
-            return false;
+        let Some(gathering) = self.gatherings.get_mut(&part) else { return false };
+        let wanted = gathering.missing.remove(&holder);
+        if wanted {
+            gathering.come.insert(holder, sums);
         }
-        self.contributions.entry(part).or_default().insert(holder, sums);
-        true
+        wanted
     }
 
     /// The parts of ours that became complete: each is to be added up, once.
-    pub fn complete_parts(&mut self) -> Vec<(u32, Vec<Sums>)> {
-        let mut complete = Vec::new();
-        for part in self.own_parts.clone() {
-            if self.missing_holders(part).is_empty() && self.asked.insert(part) {
-                let sums = self.contributions.remove(&part).unwrap_or_default();
-                complete.push((part, sums.into_values().collect()));
+    pub fn due(&mut self, lots: Lots, reduce: Reduce) -> Vec<Due> {
+        let own = nodes(&self.own, lots, reduce);
+        let mut due = Vec::new();
+        for (&index, gathering) in &mut self.gatherings {
+            let something = !own.is_empty() || !gathering.come.is_empty();
+            if !something || !gathering.missing.is_empty() || gathering.asked.is_some() {
+                continue;
             }
+            let Some(part) = self.plan.parts.get(index as usize) else { continue };
+            let come: Vec<Sums> = std::mem::take(&mut gathering.come).into_values().collect();
+            let into = match (part.root as usize == self.group, reduce) {
+                (_, Reduce::Fast) => vec![TreeNode::ALL],
+                (true, Reduce::Exact) => vec![lots.root()],
+                (false, Reduce::Exact) => {
+                    let all = come.iter().flat_map(|(nodes, _)| nodes).chain(&own);
+                    nodes(&all.flat_map(|&node| lots.lots_under(node)).map(Lot).collect(), lots, reduce)
+                }
+            };
+            gathering.asked = Some(into.clone());
+            let (start, end) = (part.start, part.end);
+            due.push(Due { part: index, start, end, own: own.clone(), come, into });
         }
-        complete
+        due
+    }
+
+    /// The nodes at which the sum of a part was asked for.
+    pub fn asked(&self, part: u32) -> Option<&[TreeNode]> {
+        self.gatherings.get(&part).and_then(|gathering| gathering.asked.as_deref())
+    }
+
+    /// Whom the result of a part goes to from us: from the root to the other groups' owners, and from every owner
+    /// to its group.
+    pub fn recipients(&self, part: u32) -> Vec<PeerId> {
+        let Some(part) = self.plan.parts.get(part as usize) else { return Vec::new() };
+        if part.owners.get(self.group) != Some(&self.me) {
+            return Vec::new();
+        }
+        let others = part.owners.iter().filter(|_| part.root as usize == self.group);
+        let group = self.plan.groups[self.group].iter();
+        let all: BTreeSet<PeerId> = others.chain(group).copied().filter(|peer| *peer != self.me).collect();
+        all.into_iter().collect()
     }
 
     /// Takes note of a reduced part; false if it was here already or does not exist.
@@ -112,22 +185,21 @@ impl Reduction {
         if self.prepared.is_some() || self.is_whole() {
             return None;
         }
-        let mut own = self.own_parts.iter();
-        let holder = own.find_map(|&part| self.missing_holders(part).into_iter().next());
+        let group = &self.plan.groups[self.group];
+        let holder = self.gatherings.values().find_map(|gathering| gathering.missing.first().copied());
         if let Some(holder) = holder {
-            return Some((holder, true));
+            return Some((holder, group.binary_search(&holder).is_ok()));
         }
-        let missing = |(index, _): &(usize, _)| !self.written.contains(&(*index as u32));
-        let part = self.plan.parts.iter().enumerate().find(missing);
-        part.filter(|(_, part)| part.owner != self.me).map(|(_, part)| (part.owner, false))
+        let (part, _) = self.plan.parts.iter().zip(0..).find(|(_, index)| !self.written.contains(index))?;
+        let owner = part.owners.get(self.group).copied().filter(|owner| *owner != self.me);
+        owner.or(part.root_owner()).filter(|owner| *owner != self.me).map(|owner| (owner, false))
     }
+}
 
-    fn missing_holders(&self, part: u32) -> BTreeSet<PeerId> {
-        let mut missing = if self.asked.contains(&part) { BTreeSet::new() } else { self.holders.clone() };
-        missing.remove(&self.me);
-        for holder in self.contributions.get(&part).into_iter().flat_map(|come| come.keys()) {
-            missing.remove(holder);
-        }
-        missing
+fn nodes(own: &BTreeSet<Lot>, lots: Lots, reduce: Reduce) -> Vec<TreeNode> {
+    match reduce {
+        _ if own.is_empty() => Vec::new(),
+        Reduce::Exact => lots.nodes(own),
+        Reduce::Fast => vec![TreeNode::ALL],
     }
 }

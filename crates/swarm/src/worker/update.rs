@@ -1,10 +1,12 @@
 //! The worker's end of a step: reduce, prepare, and on the commit, and only then, apply.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use crate::ids::*;
 use crate::journal::Commit;
 use crate::message::*;
+use crate::reduce::Part;
 use crate::refusal::Refusal;
 use crate::time::Time;
 use crate::worker::io::Contribute;
@@ -21,8 +23,11 @@ impl Worker {
             return self.keep_for_later(envelope); // Reduced in order: the commit before it has not come yet.
         }
         let (number, step) = ((envelope.fence.term, envelope.fence.attempt), self.version);
-        let Body::Reduce(plan) = envelope.body else { return };
-        let sound = plan.is_sound(self.spec.lots, self.spec.elements) && plan.members.contains(&self.me);
+        let Body::Reduce { plan, lots } = envelope.body else { return };
+        let counted: BTreeSet<Lot> = lots.into_iter().collect();
+        let sound = counted.last().is_none_or(|lot| lot.0 < self.spec.lots.lots)
+            && counted.is_empty() != plan.has_holder(self.me)
+            && plan.is_sound(self.spec.elements);
         if self.stage != Some(plan.stage) || !sound {
             return self.refusals.count(Refusal::Nonsense);
         }
@@ -31,7 +36,6 @@ impl Worker {
             return self.refusals.count(Refusal::Repeated);
         }
         // The plan is the ledger's word: a verdict that was lost on the way is made up for here.
-        let counted = plan.lots_of(self.me);
         for &lot in &counted {
             let at = LotOf { step, lot };
             out.extend(self.book(step).accept(lot).map(|job| Command::Fold(job, at)));
@@ -47,7 +51,10 @@ impl Worker {
         }
         let tuning = self.spec.tuning;
         let patience = now + self.reduce_time.deadline(tuning.slack, tuning.unknown, number.1.0.min(3));
-        self.reduction = Some(Reduction::new(self.me, number.0, number.1, plan, now, patience));
+        let Some(reduction) = Reduction::new(self.me, number, plan, counted, now, patience) else {
+            return self.refusals.count(Refusal::Nonsense);
+        };
+        self.reduction = Some(reduction);
         out.push(Command::BeginReduce(step));
         self.contribute(out);
         self.sum_complete_parts(out);
@@ -59,9 +66,10 @@ impl Worker {
         let me = self.me;
         let Some(reduction) = self.current_reduction(&envelope) else { return };
         let Body::Contribution { part, holder, ref nodes, payload, .. } = envelope.body else { return };
-        let owner = reduction.plan.parts.get(part as usize).map(|part| part.owner);
-        if owner.is_some_and(|owner| owner != me) {
-            return self.pass_on(owner, envelope, out);
+        let part_of = reduction.plan.parts.get(part as usize);
+        let gatherer = part_of.and_then(|part| reduction.plan.gatherer(part, holder));
+        if gatherer.is_some_and(|gatherer| gatherer != me) {
+            return self.pass_on(gatherer, envelope, out);
         }
         if !reduction.contribute(part, holder, (nodes.clone(), payload)) {
             return self.refusals.count(Refusal::Repeated);
@@ -74,16 +82,16 @@ impl Worker {
         let me = self.me;
         let Some(reduction) = self.current_reduction(&envelope) else { return };
         let Body::Reduced { part, member, payload, .. } = envelope.body else { return };
-        if !reduction.plan.members.contains(&member) {
+        if !reduction.plan.has_member(member) {
             return self.refusals.count(Refusal::Nonsense);
         }
         if member != me {
             return self.pass_on(Some(member), envelope, out);
         }
-        self.write_part(part, payload, out);
+        self.take_result(part, payload, out);
     }
 
-    /// A part of ours was added up: everybody needs it.
+    /// A part of ours was added up: the root needs what our group's sums come to, and everybody the result.
     pub(super) fn on_summed(
         &mut self,
         term: Term,
@@ -96,13 +104,17 @@ impl Worker {
         if (reduction.term, reduction.attempt) != (term, attempt) {
             return;
         }
-        let (plan, stage) = (&reduction.plan, reduction.plan.stage);
-        for &member in plan.members.iter().filter(|member| **member != self.me) {
-            let to = Address::Worker(plan.next_hop(self.me, member));
-            let body = Body::Reduced { stage, part, member, payload };
-            self.send(to, Fence { term, ..self.fence(attempt) }, body, out);
+        let plan = reduction.plan.clone();
+        let root = plan.parts.get(part as usize).and_then(|part| part.root_owner());
+        let (Some(root), Some(nodes)) = (root, reduction.asked(part)) else { return };
+        if root == self.me {
+            return self.take_result(part, payload, out);
         }
-        self.write_part(part, payload, out);
+        let to = Address::Worker(plan.next_hop(self.me, root));
+        let fence = Fence { term, ..self.fence(attempt) };
+        let (stage, nodes) = (plan.stage, nodes.to_vec());
+        let body = Body::Contribution { stage, part, holder: self.me, nodes, payload };
+        self.send(to, fence, body, out);
     }
 
     /// The reduced gradient was looked at: the coordinator may commit.
@@ -133,7 +145,7 @@ impl Worker {
     }
 
     /// The step is closed. The only place where an update begins.
-    pub(super) fn on_commit(&mut self, commit: Commit, out: &mut Vec<Command>) {
+    pub(super) fn on_commit(&mut self, commit: Arc<Commit>, out: &mut Vec<Command>) {
         let theirs = (commit.epoch, commit.step);
         if theirs < (self.epoch, self.version) || self.applying.is_some() || self.is_loading() {
             return self.refusals.count(Refusal::Repeated);
@@ -269,19 +281,18 @@ impl Worker {
 
     fn contribute(&mut self, out: &mut Vec<Command>) {
         let Some(reduction) = self.reduction.as_ref() else { return };
-        let plan = &reduction.plan;
-        let nodes = plan.nodes_of(self.me, self.spec.lots, self.spec.reduce);
+        let nodes = reduction.own_nodes(self.spec.lots, self.spec.reduce);
         if nodes.is_empty() {
             return;
         }
         let fence = Fence { term: reduction.term, ..self.fence(reduction.attempt) };
-        for (index, part) in plan.parts.iter().enumerate().filter(|(_, part)| part.owner != self.me) {
+        for (index, part, owner) in reduction.parts_of_others() {
             out.push(Command::Contribute(Contribute {
                 from: self.me,
-                to: plan.next_hop(self.me, part.owner),
+                to: reduction.plan.next_hop(self.me, owner),
                 fence,
-                stage: plan.stage,
-                part: index as u32,
+                stage: reduction.plan.stage,
+                part: index,
                 start: part.start,
                 end: part.end,
                 nodes: nodes.clone(),
@@ -290,25 +301,32 @@ impl Worker {
     }
 
     fn sum_complete_parts(&mut self, out: &mut Vec<Command>) {
-        let (me, lots, reduce, step) = (self.me, self.spec.lots, self.spec.reduce, self.version);
+        let (lots, reduce, step) = (self.spec.lots, self.spec.reduce, self.version);
         let Some(reduction) = self.reduction.as_mut() else { return };
         let (term, attempt) = (reduction.term, reduction.attempt);
-        for (part, come) in reduction.complete_parts() {
-            let own = reduction.plan.nodes_of(me, lots, reduce);
-            let (start, end) =
-                reduction.plan.parts.get(part as usize).map_or((0, 0), |part| (part.start, part.end));
-            out.push(Command::Sum { step, term, attempt, part, start, end, own, come });
-        }
+        let due = reduction.due(lots, reduce);
+        out.extend(due.into_iter().map(|due| Command::Sum { step, term, attempt, due }));
     }
 
-    fn write_part(&mut self, part: u32, payload: Payload, out: &mut Vec<Command>) {
+    /// A part of the reduced gradient is here: we keep it, and pass it on to those who get it from us.
+    fn take_result(&mut self, part: u32, payload: Payload, out: &mut Vec<Command>) {
+        let step = self.version;
         let Some(reduction) = self.reduction.as_mut() else { return };
         if !reduction.write(part) {
             return self.refusals.count(Refusal::Repeated);
         }
-        out.push(Command::WriteReduced { start: reduction.plan.parts[part as usize].start, payload });
+        let Part { start, end, .. } = reduction.plan.parts[part as usize];
+        out.push(Command::WriteReduced { step, start, end, payload });
         if reduction.is_whole() {
             out.push(Command::Prepare(reduction.term, reduction.attempt));
+        }
+        let (plan, recipients) = (reduction.plan.clone(), reduction.recipients(part));
+        let (term, attempt) = (reduction.term, reduction.attempt);
+        let fence = Fence { term, ..self.fence(attempt) };
+        for member in recipients {
+            let to = Address::Worker(plan.next_hop(self.me, member));
+            let body = Body::Reduced { stage: plan.stage, part, member, payload };
+            self.send(to, fence, body, out);
         }
     }
 

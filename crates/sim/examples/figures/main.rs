@@ -1,0 +1,27 @@
+//! The simulator's figures, as lines of JSON: `cargo xtask bench sim` runs this and knows what they must reach.
+//! For one of them: `cargo run --release -p starling-sim --example figures -- speeds`.
+
+mod scale;
+mod speeds;
+
+use std::io::Write;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let which = std::env::args().nth(1).unwrap_or("all".into());
+    let wanted = |name: &str| which == "all" || which == name;
+    if wanted("speeds") {
+        speeds::measure();
+    }
+    if wanted("scale") {
+        scale::measure();
+    }
+    Ok(())
+}
+
+/// One number.
+fn figure(name: &str, value: f64, unit: &str) {
+    let line = serde_json::json!({ "name": name, "value": value, "unit": unit });
+    println!("{line}");
+    // Whoever waits for the next one sees this one.
+    let _ = std::io::stdout().flush();
+}

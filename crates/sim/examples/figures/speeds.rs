@@ -1,0 +1,53 @@
+//! How much of what unequal peers can do is used: peers of speeds 1 to 8, nobody fails.
+
+use starling_sim::scenario::Scenario;
+use starling_sim::world::World;
+use starling_swarm::ids::Step;
+use starling_swarm::lots::Lots;
+use starling_swarm::spec::{Reduce, Sync};
+use starling_swarm::time::Span;
+
+use crate::figure;
+
+pub fn measure() {
+    for (sync, reduce) in [
+        (Sync::Step, Reduce::Exact),
+        (Sync::Step, Reduce::Fast),
+        (Sync::Delayed, Reduce::Exact),
+        (Sync::Delayed, Reduce::Fast),
+    ] {
+        for (stages, replicas, lots) in [(1, 8, 1024), (4, 16, 2048), (8, 16, 2048), (4, 16, 8192), (8, 16, 8192)] {
+            share(sync, reduce, stages, replicas, lots);
+        }
+    }
+}
+
+fn share(sync: Sync, reduce: Reduce, stages: u16, replicas: usize, lots: u32) {
+    let mut scenario = Scenario::small(1, stages, replicas);
+    let spec = &mut scenario.spec;
+    (spec.sync, spec.reduce) = (sync, reduce);
+    spec.lots = Lots { microbatches: lots, lots };
+    spec.steps = Step(8);
+    spec.checkpoint_every = 0;
+    spec.elements = 256; // Enough that every member can own a part.
+    let tuning = &mut spec.tuning;
+    (tuning.beat, tuning.silence) = (Span::s(1), Span::s(4));
+    (tuning.slack, tuning.unknown) = (Span::s(2), Span::s(60));
+    tuning.depth = std::env::var("DEPTH").map_or(tuning.depth, |depth| depth.parse().expect("a number"));
+    tuning.jobs = 4 * tuning.depth * stages as usize;
+    scenario.patience_us = u64::MAX / 4;
+    for (index, peer) in scenario.peers.iter_mut().enumerate() {
+        peer.speed = 1.0 + (index / stages as usize % 8) as f64;
+        peer.jitter = 0.05;
+    }
+    let sum: f64 = scenario.peers.iter().map(|peer| peer.speed).sum::<f64>() / f64::from(stages);
+    let outcome = World::new(&scenario).run().expect("nothing fails here");
+    let ideal_s = f64::from(lots) * (spec_steps(&scenario) - 1.0) / sum;
+    let share = ideal_s / ((outcome.done_us - outcome.first_commit_us) as f64 / 1e6);
+    let name = format!("share of the sum of speeds 1-8, {sync:?}, {reduce:?}, {stages} stages, {lots} lots");
+    figure(&name, share, "share");
+}
+
+fn spec_steps(scenario: &Scenario) -> f64 {
+    scenario.spec.steps.0 as f64
+}

@@ -3,55 +3,38 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// The queue of events.
+/// The queue of events. What is sorted is small; the events stay where they were put.
 #[derive(Debug)]
 pub struct Heap<E> {
-    heap: BinaryHeap<Reverse<Entry<E>>>,
+    /// When, in which order it was put in, and where it is.
+    order: BinaryHeap<Reverse<(u64, u64, u32)>>,
+    events: Vec<Option<E>>,
+    free: Vec<u32>,
     next: u64,
-}
-
-#[derive(Debug)]
-struct Entry<E> {
-    at_us: u64,
-    number: u64,
-    event: E,
 }
 
 impl<E> Default for Heap<E> {
     fn default() -> Self {
-        Heap { heap: BinaryHeap::new(), next: 0 }
+        Heap { order: BinaryHeap::new(), events: Vec::new(), free: Vec::new(), next: 0 }
     }
 }
 
 impl<E> Heap<E> {
     /// Puts an event in.
     pub fn push(&mut self, at_us: u64, event: E) {
-        self.heap.push(Reverse(Entry { at_us, number: self.next, event }));
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.events.push(None);
+            u32::try_from(self.events.len() - 1).expect("fewer than four billion events at a time")
+        });
+        self.events[place as usize] = Some(event);
+        self.order.push(Reverse((at_us, self.next, place)));
         self.next += 1;
     }
 
     /// The next event, and when.
     pub fn pop(&mut self) -> Option<(u64, E)> {
-        self.heap.pop().map(|Reverse(entry)| (entry.at_us, entry.event))
-    }
-}
-
-impl<E> PartialEq for Entry<E> {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl<E> Eq for Entry<E> {}
-
-impl<E> PartialOrd for Entry<E> {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<E> Ord for Entry<E> {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at_us, self.number).cmp(&(other.at_us, other.number))
+        let Reverse((at_us, _, place)) = self.order.pop()?;
+        self.free.push(place);
+        self.events[place as usize].take().map(|event| (at_us, event))
     }
 }

@@ -44,8 +44,10 @@ pub struct World {
     network: Network,
     coordinator: Actor<Coordinator>,
     drivers: BTreeMap<DriverId, Actor<Driver>>,
-    workers: BTreeMap<PeerId, Actor<(Worker, Host)>>,
-    slowness: BTreeMap<PeerId, u32>,
+    /// By the peer's number.
+    workers: Vec<Actor<(Worker, Host)>>,
+    /// By the peer's number: how many times slower it is than it was.
+    slowness: Vec<u32>,
     journal: Vec<Record>,
     unsynced: BTreeMap<u64, Record>,
     sync_us: u64,
@@ -59,12 +61,14 @@ pub struct World {
     history: History,
     told: Vec<(u64, String)>,
     events: u64,
-    first_commit_us: u64,
+    commits_us: Vec<u64>,
+    busy_us: Vec<u64>,
 }
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "nearly all events are of the large kind, and are moved twice")]
 enum Event {
-    Deliver(Box<Envelope>),
+    Deliver(Envelope),
     Wake(Address, u64),
     Worker(PeerId, u64, worker::Input),
     Coordinator(u64, coordinator::Input),
@@ -89,8 +93,10 @@ pub struct Violation {
 /// What came of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// When the first step was closed.
-    pub first_commit_us: u64,
+    /// When steps were closed.
+    pub commits_us: Vec<u64>,
+    /// How long each peer's device was at work, useful or not.
+    pub busy_us: Vec<u64>,
     /// When the last step was closed.
     pub done_us: u64,
     /// Events that were handled.
@@ -121,8 +127,8 @@ impl World {
             network: Network::new(scenario.inside, scenario.between),
             coordinator: Actor::absent(),
             drivers: BTreeMap::new(),
-            workers: BTreeMap::new(),
-            slowness: BTreeMap::new(),
+            workers: scenario.peers.iter().map(|_| Actor::absent()).collect(),
+            slowness: vec![1; scenario.peers.len()],
             journal: Vec::new(),
             unsynced: BTreeMap::new(),
             sync_us: scenario.sync_us,
@@ -136,7 +142,8 @@ impl World {
             history: History::default(),
             told: Vec::new(),
             events: 0,
-            first_commit_us: 0,
+            commits_us: Vec::new(),
+            busy_us: vec![0; scenario.peers.len()],
             scenario: scenario.clone(),
         };
         world.network.place(Address::Coordinator, SiteId(0));
@@ -204,7 +211,8 @@ impl World {
         let Some(done_us) = done_us else { return Err(self.no_progress()) };
         let count = |of: fn(&Record) -> bool| self.journal.iter().filter(|record| of(record)).count() as u64;
         Ok(Outcome {
-            first_commit_us: self.first_commit_us,
+            commits_us: self.commits_us.clone(),
+            busy_us: self.busy_us.clone(),
             done_us,
             events: self.events,
             history: self.history.value(),
@@ -229,7 +237,7 @@ impl World {
 
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Deliver(envelope) => self.deliver(*envelope),
+            Event::Deliver(envelope) => self.deliver(envelope),
             Event::Wake(address, life) => self.wake(address, life),
             Event::Worker(peer, life, input) => self.worker_input(peer, life, input),
             Event::Coordinator(life, input) => self.coordinator_input(life, input),
@@ -251,7 +259,7 @@ impl World {
                 self.coordinator_input(self.coordinator.life, coordinator::Input::Message(envelope))
             }
             Address::Worker(peer) => {
-                let life = self.workers.get(&peer).map_or(0, |actor| actor.life);
+                let life = self.workers.get(peer.0 as usize).map_or(0, |actor| actor.life);
                 self.worker_input(peer, life, worker::Input::Message(envelope));
             }
             Address::Driver(driver) => self.driver_input(driver, driver::Input::Message(envelope)),
@@ -264,7 +272,7 @@ impl World {
             Address::Coordinator if self.coordinator.wakes(life, self.now) => {
                 self.coordinator_input(life, coordinator::Input::Wake)
             }
-            Address::Worker(peer) if self.workers.get_mut(&peer).is_some_and(|a| a.wakes(life, self.now)) => {
+            Address::Worker(peer) if self.workers.get_mut(peer.0 as usize).is_some_and(|a| a.wakes(life, self.now)) => {
                 self.worker_input(peer, life, worker::Input::Wake)
             }
             Address::Driver(driver)
@@ -328,9 +336,7 @@ impl World {
             return;
         }
         if let Record::Commit(commit) = &record {
-            if self.first_commit_us == 0 {
-                self.first_commit_us = self.now;
-            }
+            self.commits_us.push(self.now);
             self.pieces.retain(|_, (step, _)| step.0 + KEPT_STEPS > commit.step.0);
         }
         self.observe(Fact::Journaled(&record));
@@ -355,7 +361,7 @@ impl World {
         let bytes = HEADER + envelope.payload_bytes();
         let (from, to) = (envelope.from, envelope.to);
         if let Some(at) = self.network.send(from, to, bytes, self.now, &mut self.rng) {
-            self.heap.push(at, Event::Deliver(Box::new(envelope)));
+            self.heap.push(at, Event::Deliver(envelope));
         }
     }
 
@@ -363,7 +369,7 @@ impl World {
         let now = self.now;
         let Some((life, at)) = (match address {
             Address::Coordinator => self.coordinator.plan_wake(at, now),
-            Address::Worker(peer) => self.workers.get_mut(&peer).and_then(|actor| actor.plan_wake(at, now)),
+            Address::Worker(peer) => self.workers.get_mut(peer.0 as usize).and_then(|actor| actor.plan_wake(at, now)),
             Address::Driver(driver) => {
                 self.drivers.get_mut(&driver).and_then(|actor| actor.plan_wake(at, now))
             }

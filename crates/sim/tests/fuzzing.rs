@@ -6,7 +6,7 @@ use starling_sim::scenario::{Sabotage, Scenario};
 use starling_swarm::ids::{PeerId, Step};
 
 /// Seeds that once failed, with what they found.
-const ONCE_FAILED: [u64; 19] = [
+const ONCE_FAILED: [u64; 21] = [
     2,         // A verdict was lost, and the reduction that named the lot was refused for ever.
     25,        // A joiner was told to make version 1 from the seed.
     317,       // Nobody complained of a member that could not be reached.
@@ -25,6 +25,8 @@ const ONCE_FAILED: [u64; 19] = [
     1_000_748, // Nobody was left with the older weights that the open step is computed with.
     1_017_863, // A lot that an earlier coordinator had accepted, and the next one counted elsewhere.
     1_049_303, // A lot that was begun while its step was being reduced was in the sum.
+    50111813,  // A checkpoint that was complete while a rollback was on its way to the journal.
+    60069695,  // The patience with a lot after a straggler and a cut was longer than the run's.
     28539,     // A reduced part of another stage, under the same attempt.
 ];
 

@@ -58,6 +58,7 @@ pub struct Driver {
     wirings: Vec<Wiring>,
     responses: BTreeMap<(StageId, Pass), Estimate>,
     lots: BTreeMap<LotOf, LotRun>,
+    leases: BTreeMap<LeaseNo, LotOf>,
     queue: Queue,
     flying: usize,
     /// When each lot wants to be looked at.
@@ -85,6 +86,7 @@ impl Driver {
             wirings: vec![Wiring::default(); spec.stages as usize],
             responses: BTreeMap::new(),
             lots: BTreeMap::new(),
+            leases: BTreeMap::new(),
             queue: Queue::new(spec.stages),
             flying: 0,
             calendar: BTreeSet::new(),
@@ -185,6 +187,7 @@ impl Driver {
     fn drop_lot(&mut self, at: LotOf) {
         if let Some(mut run) = self.lots.remove(&at) {
             self.flying -= run.flights.len();
+            self.leases.remove(&run.lease.number);
             run.settle(&mut self.wirings);
             if let Some(wake) = run.wake {
                 self.calendar.remove(&(wake, at));
@@ -238,15 +241,17 @@ impl Driver {
             return self.refusals.count(Refusal::Repeated);
         }
         self.drop_lot(at);
+        self.leases.insert(lease.number, at);
         self.lots.insert(at, LotRun::new(lease, self.spec.lots.microbatches_of(at.lot)));
         self.queue.add(at);
     }
 
     fn on_lease_end(&mut self, leases: &[LeaseNo]) {
-        let leases: BTreeSet<LeaseNo> = leases.iter().copied().collect();
-        let ended = self.lots.iter().filter(|(_, run)| leases.contains(&run.lease.number));
-        let ended: Vec<LotOf> = ended.map(|(&at, _)| at).collect();
-        ended.into_iter().for_each(|at| self.drop_lot(at));
+        for lease in leases {
+            if let Some(&at) = self.leases.get(lease) {
+                self.drop_lot(at);
+            }
+        }
     }
 
     fn on_progress(&mut self, fence: Fence, progress: Progress) {
@@ -295,7 +300,8 @@ impl Driver {
         let tuning = self.spec.tuning;
         let estimate = self.responses.get(&(stage, pass)).copied().unwrap_or_default();
         let busy = self.wirings[stage.0 as usize].busy_for(peer).times(2) + tuning.slack;
-        estimate.deadline(tuning.slack, tuning.unknown, retries).max(busy)
+        // What a straggler taught the estimate is not doubled without end.
+        estimate.deadline(tuning.slack, tuning.unknown, retries.min(2)).max(busy)
     }
 
     fn on_declined(

@@ -42,12 +42,15 @@ fn share(sync: Sync, reduce: Reduce, stages: u16, replicas: usize, lots: u32) {
     }
     let sum: f64 = scenario.peers.iter().map(|peer| peer.speed).sum::<f64>() / f64::from(stages);
     let outcome = World::new(&scenario).run().expect("nothing fails here");
-    let ideal_s = f64::from(lots) * (spec_steps(&scenario) - 1.0) / sum;
-    let share = ideal_s / ((outcome.done_us - outcome.first_commit_us) as f64 / 1e6);
+    // From the end of the second step to the end of the last but one: neither the start nor the end counts.
+    let commits = &outcome.commits_us[1..outcome.commits_us.len() - 1];
+    let took_s = (commits[commits.len() - 1] - commits[0]) as f64 / 1e6;
+    let share = f64::from(lots) * (commits.len() - 1) as f64 / sum / took_s;
     let name = format!("share of the sum of speeds 1-8, {sync:?}, {reduce:?}, {stages} stages, {lots} lots");
     figure(&name, share, "share");
-}
-
-fn spec_steps(scenario: &Scenario) -> f64 {
-    scenario.spec.steps.0 as f64
+    if std::env::var("BUSY").is_ok() {
+        let shares = outcome.busy_us.iter().map(|&us| us as f64 / outcome.done_us as f64);
+        for (share, peer) in shares.zip(&scenario.peers) { eprint!("{:.0}:{:.2} ", peer.speed, share); }
+        eprintln!();
+    }
 }

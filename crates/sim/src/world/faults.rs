@@ -30,7 +30,7 @@ impl World {
                 }
             }
             Fault::ClockJump { peer, by_us } => {
-                if let Some(actor) = self.workers.get_mut(&peer) {
+                if let Some(actor) = self.workers.get_mut(peer.0 as usize) {
                     actor.jump(by_us);
                     let life = actor.life;
                     self.worker_input(peer, life, worker::Input::Wake);
@@ -41,7 +41,7 @@ impl World {
                 self.coordinator_input(self.coordinator.life, coordinator::Input::Wake);
             }
             Fault::Preempt { peer, .. } => {
-                let life = self.workers.get(&peer).map_or(0, |actor| actor.life);
+                let life = self.workers.get(peer.0 as usize).map_or(0, |actor| actor.life);
                 self.worker_input(peer, life, worker::Input::Notice);
                 self.heap.push(heals_at, Event::Heal(index));
             }
@@ -64,7 +64,7 @@ impl World {
     fn set(&mut self, fault: &Fault, on: bool) {
         match *fault {
             Fault::Stop { peer, .. } if on => {
-                if let Some(actor) = self.workers.get_mut(&peer).filter(|actor| actor.machine.is_some()) {
+                if let Some(actor) = self.workers.get_mut(peer.0 as usize).filter(|actor| actor.machine.is_some()) {
                     actor.stopped.get_or_insert_default();
                 }
             }
@@ -85,7 +85,7 @@ impl World {
                 self.network.cut_edge(b, a, on);
             }
             Fault::Straggle { peer, factor, .. } => {
-                self.slowness.insert(peer, if on { factor.max(1) } else { 1 });
+                self.slowness[peer.0 as usize] = if on { factor.max(1) } else { 1 };
             }
             Fault::SlowDisk { sync_us, .. } => {
                 self.sync_us = if on { sync_us } else { self.scenario.sync_us };
@@ -96,7 +96,7 @@ impl World {
 
     fn holders_of(&self, stage: StageId) -> Vec<PeerId> {
         let mut holders = Vec::new();
-        for (&peer, actor) in &self.workers {
+        for (actor, peer) in self.workers.iter().zip((0..).map(PeerId)) {
             if actor.machine.as_ref().is_some_and(|(machine, _)| machine.stage() == Some(stage)) {
                 holders.push(peer);
             }
@@ -105,7 +105,7 @@ impl World {
     }
 
     fn kill_worker(&mut self, peer: PeerId, back_at: Option<u64>) {
-        if let Some(actor) = self.workers.get_mut(&peer) {
+        if let Some(actor) = self.workers.get_mut(peer.0 as usize) {
             actor.kill();
             if let Some(at) = back_at {
                 self.heap.push(at, Event::Start(Address::Worker(peer)));
@@ -125,7 +125,7 @@ impl World {
 
     /// A stopped process goes on: first what waited for it, in order, then the timers (rule 7).
     fn continue_worker(&mut self, peer: PeerId) {
-        let Some(actor) = self.workers.get_mut(&peer) else { return };
+        let Some(actor) = self.workers.get_mut(peer.0 as usize) else { return };
         let Some(waiting) = actor.stopped.take() else { return };
         let life = actor.life;
         for event in waiting {

@@ -14,7 +14,6 @@ use crate::invariants::Fact;
 use crate::rng::mix2;
 use crate::scenario::Sabotage;
 use crate::toy::Reference;
-use crate::world::actors::Actor;
 use crate::world::{Event, World};
 
 /// What disks and checkpoint stores carry.
@@ -25,7 +24,7 @@ impl World {
         let spec = self.scenario.spec.clone();
         let about = self.scenario.peers[peer.0 as usize];
         let host = Host::new(self.toy);
-        let actor = self.workers.entry(peer).or_insert_with(Actor::absent);
+        let actor = &mut self.workers[peer.0 as usize];
         if actor.machine.is_some() {
             return;
         }
@@ -45,7 +44,7 @@ impl World {
     }
 
     pub(super) fn worker_input(&mut self, peer: PeerId, life: u64, input: Input) {
-        let Some(actor) = self.workers.get_mut(&peer).filter(|actor| actor.life == life) else { return };
+        let Some(actor) = self.workers.get_mut(peer.0 as usize).filter(|actor| actor.life == life) else { return };
         if let Some(stopped) = &mut actor.stopped {
             return stopped.push(Event::Worker(peer, life, input));
         }
@@ -187,8 +186,10 @@ impl World {
     fn compute(&mut self, peer: PeerId, life: u64, share: f64, input: Input) {
         let about = self.scenario.peers[peer.0 as usize];
         let noise = 1.0 + about.jitter * (2.0 * self.rng.unit() - 1.0);
-        let slow = f64::from(self.slowness.get(&peer).copied().unwrap_or(1));
-        self.after(peer, life, (share / about.speed * noise * slow * 1e6) as u64, input);
+        let slow = f64::from(self.slowness[peer.0 as usize]);
+        let us = (share / about.speed * noise * slow * 1e6) as u64;
+        self.busy_us[peer.0 as usize] += us;
+        self.after(peer, life, us, input);
     }
 
     fn after(&mut self, peer: PeerId, life: u64, us: u64, input: Input) {
@@ -196,12 +197,12 @@ impl World {
     }
 
     fn host(&mut self, peer: PeerId) -> &mut Host {
-        let machine = self.workers.get_mut(&peer).and_then(|actor| actor.machine.as_mut());
+        let machine = self.workers.get_mut(peer.0 as usize).and_then(|actor| actor.machine.as_mut());
         &mut machine.expect("commands come only from machines that live").1
     }
 
     fn stage_and_step(&self, peer: PeerId) -> (StageId, Step) {
-        let machine = self.workers.get(&peer).and_then(|actor| actor.machine.as_ref());
+        let machine = self.workers.get(peer.0 as usize).and_then(|actor| actor.machine.as_ref());
         let worker = machine.map(|(worker, _)| worker);
         let stage = worker.and_then(|worker| worker.stage()).unwrap_or_default();
         (stage, worker.and_then(|worker| worker.version()).unwrap_or_default().1)

@@ -29,21 +29,19 @@ pub(super) struct Life {
 pub(super) struct Reducing {
     pub plan: Arc<ReducePlan>,
     pub prepared: BTreeMap<PeerId, (Digest, Vec<u8>)>,
-    /// Somebody who had not prepared when last looked at: most often it still has not.
-    awaited: Option<PeerId>,
+    /// How many members, in the plan's order, are known to be prepared or gone.
+    looked_at: usize,
 }
 
 impl Life {
     /// What all members that are still there have prepared, if they all have.
     fn prepared(&mut self, is_member: impl Fn(PeerId) -> bool) -> Option<&(Digest, Vec<u8>)> {
         let reducing = self.reducing.as_mut()?;
-        let lacks = |peer: &PeerId| is_member(*peer) && !reducing.prepared.contains_key(peer);
-        if reducing.awaited.as_ref().is_some_and(lacks) {
-            return None;
-        }
-        reducing.awaited = reducing.plan.members().find(lacks);
-        let complete = reducing.awaited.is_none() && reducing.plan.members().any(&is_member);
-        if complete { reducing.prepared.values().next() } else { None }
+        let there = |peer: &PeerId| !is_member(*peer) || reducing.prepared.contains_key(peer);
+        reducing.looked_at += reducing.plan.members().skip(reducing.looked_at).take_while(there).count();
+        let complete = reducing.looked_at == reducing.plan.members().count();
+        let any = || reducing.plan.members().any(&is_member);
+        if complete && any() { reducing.prepared.values().next() } else { None }
     }
 }
 
@@ -234,7 +232,7 @@ impl Coordinator {
                 let attempt = life.attempt;
                 let plan = Arc::new(plan);
                 life.reducing =
-                    Some(Reducing { plan: plan.clone(), prepared: BTreeMap::new(), awaited: None });
+                    Some(Reducing { plan: plan.clone(), prepared: BTreeMap::new(), looked_at: 0 });
                 let mut holdings = self.steps[0].ledger.holdings(stage);
                 for peer in plan.members() {
                     let lots = holdings.remove(&peer).unwrap_or_default();
@@ -423,7 +421,9 @@ impl Coordinator {
     pub(super) fn on_saved(&mut self, fence: Fence, stage: StageId, version: Step, out: &mut Vec<Command>) {
         let known =
             fence.epoch == self.book.epoch && version <= self.book.step && version > self.book.checkpoint;
-        if !known || stage.0 >= self.spec.stages {
+        // A history that is about to be left has no checkpoints any more.
+        let left = self.appended.values().any(|record| matches!(record, Record::Rollback(..)));
+        if !known || left || stage.0 >= self.spec.stages {
             return self.refusals.count(Refusal::OldStep);
         }
         let saved = self.saved.entry(version).or_default();

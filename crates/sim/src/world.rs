@@ -272,7 +272,9 @@ impl World {
             Address::Coordinator if self.coordinator.wakes(life, self.now) => {
                 self.coordinator_input(life, coordinator::Input::Wake)
             }
-            Address::Worker(peer) if self.workers.get_mut(peer.0 as usize).is_some_and(|a| a.wakes(life, self.now)) => {
+            Address::Worker(peer)
+                if self.workers.get_mut(peer.0 as usize).is_some_and(|a| a.wakes(life, self.now)) =>
+            {
                 self.worker_input(peer, life, worker::Input::Wake)
             }
             Address::Driver(driver)
@@ -369,7 +371,9 @@ impl World {
         let now = self.now;
         let Some((life, at)) = (match address {
             Address::Coordinator => self.coordinator.plan_wake(at, now),
-            Address::Worker(peer) => self.workers.get_mut(peer.0 as usize).and_then(|actor| actor.plan_wake(at, now)),
+            Address::Worker(peer) => {
+                self.workers.get_mut(peer.0 as usize).and_then(|actor| actor.plan_wake(at, now))
+            }
             Address::Driver(driver) => {
                 self.drivers.get_mut(&driver).and_then(|actor| actor.plan_wake(at, now))
             }

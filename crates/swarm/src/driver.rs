@@ -142,7 +142,7 @@ impl Driver {
             Body::View(view) => self.on_view(view, out),
             Body::Lease(lease) => self.on_lease(fence, lease),
             Body::LeaseEnd { leases } => self.on_lease_end(&leases),
-            Body::Progress(progress) => self.on_progress(fence, progress),
+            Body::Progress(progress) => self.on_progress(fence, progress, out),
             Body::Declined { lot, microbatch, lease, stage, reason } => {
                 let at = LotOf { step: fence.step, lot };
                 self.on_declined(fence, at, microbatch, lease, stage, reason, out);
@@ -254,7 +254,7 @@ impl Driver {
         }
     }
 
-    fn on_progress(&mut self, fence: Fence, progress: Progress) {
+    fn on_progress(&mut self, fence: Fence, progress: Progress, out: &mut Vec<Command>) {
         let Progress { lot, microbatch, lease, stage, pass, computed } = progress;
         let (at, now) = (LotOf { step: fence.step, lot }, self.now);
         let Some(run) = self.lots.get_mut(&at).filter(|run| run.lease.number == lease) else {
@@ -264,7 +264,10 @@ impl Driver {
         else {
             return self.refusals.count(Refusal::OldAttempt);
         };
-        if stage.0 >= self.spec.stages || !is_further(&flight, stage, pass) {
+        let Some(hop) = run.route.get(stage.0 as usize).copied() else {
+            return self.refusals.count(Refusal::Nonsense);
+        };
+        if !is_further(&flight, stage, pass) {
             return self.refusals.count(Refusal::Repeated);
         }
         let wiring = &mut self.wirings[stage.0 as usize];
@@ -272,11 +275,14 @@ impl Driver {
             if (flight.stage, flight.pass) == (stage, pass) {
                 self.responses.entry((stage, pass)).or_default().observe(now.since(flight.since));
             }
-            wiring.observe(run.route[stage.0 as usize].peer, pass, computed);
+            wiring.observe(hop.peer, pass, computed);
         }
-        if pass == Pass::Backward {
-            run.give_back(stage, wiring);
+        let mut at_work = (flight.stage, flight.pass);
+        while at_work != (stage, pass) {
+            run.computed(at_work.0, at_work.1, &mut self.wirings);
+            at_work = next_hop(at_work.0, at_work.1, self.spec.stages);
         }
+        run.computed(stage, pass, &mut self.wirings);
         if (stage.0, pass) == (0, Pass::Backward) {
             run.flights.remove(&microbatch);
             self.flying -= 1;
@@ -286,12 +292,37 @@ impl Driver {
             return self.note_wake(at);
         }
         let (stage, pass) = next_hop(stage, pass, self.spec.stages);
-        let (peer, retries) = (run.route[stage.0 as usize].peer, run.retries);
-        let deadline = now + self.patience(stage, pass, peer, retries);
+        let known = self.tell_onward(at, microbatch, flight, stage, out);
+        let Some(run) = self.lots.get(&at) else { return };
+        let Some(hop) = run.route.get(stage.0 as usize) else { return self.give_up_route(at) };
+        let deadline = now + self.patience(stage, pass, hop.peer, run.retries);
         if let Some(run) = self.lots.get_mut(&at) {
-            run.flights.insert(microbatch, Flight { stage, pass, since: now, deadline, ..flight });
+            run.flights.insert(microbatch, Flight { stage, pass, since: now, deadline, known, ..flight });
         }
         self.note_wake(at);
+    }
+
+    /// A microbatch enters a stage: who has it is told where it goes from there. Returns how much of the route is
+    /// known then.
+    fn tell_onward(
+        &mut self,
+        at: LotOf,
+        microbatch: Microbatch,
+        flight: Flight,
+        stage: StageId,
+        out: &mut Vec<Command>,
+    ) -> usize {
+        let wanted = stage.0 as usize + 2;
+        self.bind(at, wanted);
+        let Some(run) = self.lots.get(&at) else { return flight.known };
+        if flight.known >= wanted || run.route.len() <= flight.known {
+            return flight.known;
+        }
+        let (lease, route) = (run.lease.number, run.route.clone());
+        let (to, known) = (Address::Worker(route[stage.0 as usize].peer), route.len());
+        let work = Work { lot: at.lot, microbatch, lease, driver: self.me, route };
+        self.send(to, at.step, flight.attempt, Body::Onward(work), out);
+        known
     }
 
     /// How long to wait for a peer: what such responses took so far, or twice what the peer needs for all that it

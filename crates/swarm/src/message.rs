@@ -119,6 +119,8 @@ pub enum Body {
 
     /// Driver → first stage: a microbatch enters the pipeline.
     Begin(Work, Payload),
+    /// Driver → who has a microbatch: this is where it goes from there.
+    Onward(Work),
     /// Stage → next stage: an activation.
     Activation(Work, Payload),
     /// Stage → stage before: a gradient of an activation.
@@ -386,7 +388,7 @@ pub struct Work {
     pub lease: LeaseNo,
     /// Who wants to hear of it.
     pub driver: DriverId,
-    /// Who computes it, stage by stage.
+    /// Who computes it, stage by stage, as far as that is decided.
     pub route: Arc<[Hop]>,
 }
 
@@ -477,9 +479,10 @@ impl Envelope {
             }
             Body::Lease(lease) => at_most("stages", lease.held.len(), MAX_STAGES),
             Body::LeaseEnd { leases } => at_most("leases", leases.len(), MAX_LOTS as usize),
-            Body::Begin(work, _) | Body::Activation(work, _) | Body::Gradient(work, _) => {
-                at_most("hops", work.route.len(), MAX_STAGES)
-            }
+            Body::Begin(work, _)
+            | Body::Onward(work)
+            | Body::Activation(work, _)
+            | Body::Gradient(work, _) => at_most("hops", work.route.len(), MAX_STAGES),
             Body::Lost { lots, .. } => at_most("lost lots", lots.len(), MAX_LOTS as usize),
             Body::Seals { lots, .. } => at_most("seals", lots.len(), MAX_LOTS as usize),
             Body::Verdict { accepted, refused, .. } => {
@@ -518,7 +521,7 @@ impl Envelope {
                 | (Body::Assign(_) | Body::Activate | Body::Verdict { .. }, Coordinator, Worker(_))
                 | (Body::Reduce { .. } | Body::Commit(_), Coordinator, Worker(_))
                 | (Body::View(_) | Body::Lease(_) | Body::LeaseEnd { .. }, Coordinator, Driver(_))
-                | (Body::Begin(..) | Body::Revoke { .. }, Driver(_), Worker(_))
+                | (Body::Begin(..) | Body::Onward(_) | Body::Revoke { .. }, Driver(_), Worker(_))
                 | (Body::Progress(_) | Body::Declined { .. }, Worker(_), Driver(_))
                 | (Body::Activation(..) | Body::Gradient(..), Worker(_), Worker(_))
                 | (Body::StateRequest { .. } | Body::State { .. }, Worker(_), Worker(_))

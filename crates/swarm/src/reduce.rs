@@ -107,8 +107,10 @@ impl ReducePlan {
         let of = |group: &[PeerId]| group.iter().copied().filter(|peer| self.has_holder(*peer)).collect();
         let mut contributors: BTreeSet<PeerId> = of(&self.groups[group]);
         if part.root as usize == group {
-            let others = self.groups.iter().zip(&part.owners).enumerate().filter(|(index, _)| *index != group);
-            let holding = others.filter(|(_, (members, _))| members.iter().any(|peer| self.has_holder(*peer)));
+            let others =
+                self.groups.iter().zip(&part.owners).enumerate().filter(|(index, _)| *index != group);
+            let holding =
+                others.filter(|(_, (members, _))| members.iter().any(|peer| self.has_holder(*peer)));
             contributors.extend(holding.map(|(_, (_, owner))| *owner));
         }
         contributors.remove(&owner);
@@ -128,7 +130,11 @@ impl ReducePlan {
         let mut at = 0;
         for part in &self.parts {
             let owned = part.owners.len() == self.groups.len()
-                && part.owners.iter().zip(&self.groups).all(|(owner, group)| group.binary_search(owner).is_ok());
+                && part
+                    .owners
+                    .iter()
+                    .zip(&self.groups)
+                    .all(|(owner, group)| group.binary_search(owner).is_ok());
             if part.start != at || part.end <= at || !owned || part.root_owner().is_none() {
                 return false;
             }
@@ -186,7 +192,8 @@ fn parts(groups: &[Vec<(PeerId, f64)>], elements: u64) -> Vec<Part> {
     let mut parts = Vec::new();
     let mut start = 0;
     for cut in cuts {
-        let owner = |ends: &Vec<(u64, PeerId)>| ends.iter().find(|(end, _)| *end >= cut).map(|(_, peer)| *peer);
+        let owner =
+            |ends: &Vec<(u64, PeerId)>| ends.iter().find(|(end, _)| *end >= cut).map(|(_, peer)| *peer);
         let owners: Vec<PeerId> = owned.iter().filter_map(owner).collect();
         for (root, len) in apportion(cut - start, &weights).into_iter().enumerate() {
             if len > 0 {
@@ -289,14 +296,16 @@ mod tests {
     use super::*;
 
     fn members(of: &[(u32, u16, f64)]) -> BTreeMap<PeerId, Member> {
-        let member = |&(peer, site, bytes_per_s): &_| (PeerId(peer), Member { site: SiteId(site), bytes_per_s });
+        let member =
+            |&(peer, site, bytes_per_s): &_| (PeerId(peer), Member { site: SiteId(site), bytes_per_s });
         of.iter().map(member).collect()
     }
 
     #[test]
     fn with_two_sites_every_sum_crosses_once_and_every_result_once() {
         let members = members(&[(0, 0, 1.0), (1, 0, 1.0), (2, 0, 1.0), (3, 1, 1.0), (4, 1, 2.0)]);
-        let made = plan(StageId(0), &members, members.keys().copied().collect(), 1000, &BTreeSet::new()).unwrap();
+        let made =
+            plan(StageId(0), &members, members.keys().copied().collect(), 1000, &BTreeSet::new()).unwrap();
         assert!(made.is_sound(1000));
         let mut crossing = 0;
         for part in &made.parts {

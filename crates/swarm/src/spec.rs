@@ -127,7 +127,7 @@ impl Default for Tuning {
             ahead: 256,
             keep_bytes: 1 << 30,
             in_flight: 1 << 16,
-            depth: 3,
+            depth: 6,
             leases: 1 << 12,
             far: Span::ms(100),
             rebalance: Policy::WhenItPays(Span::s(1800)),

@@ -23,7 +23,7 @@ const GAMMA: f64 = 0.2;
 #[derive(Clone, Debug, Default)]
 pub struct Wiring {
     accounts: BTreeMap<PeerId, Account>,
-    /// Peers by when they would be done with one microbatch more, so that a choice does not look at all of them.
+    /// Peers by when they can begin, so that a choice does not look at all of them.
     order: BTreeSet<(u64, PeerId)>,
     /// Microbatches a second of all.
     speed: f64,
@@ -36,6 +36,8 @@ struct Account {
     backward_us: f64,
     /// How many times slower it is taken to be, since it let a deadline pass.
     blame: f64,
+    /// Microbatches whose gradients have come back to it.
+    to_return: u32,
 }
 
 /// What is known of a peer.
@@ -47,27 +49,64 @@ pub struct About {
     pub draining: bool,
     /// The first step for which it has the weights.
     pub since: Step,
-    /// Microbatches that it owes us.
+    /// Microbatches that it has, or is about to get.
     pub owes: u32,
+    /// Those of them that it has not computed forward.
+    pub to_begin: u32,
+}
+
+/// What a choice of a peer is to achieve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aim {
+    /// Everybody at work: who can begin first.
+    Throughput,
+    /// An end soon: who can be done first. For the last lots of a step.
+    End,
+}
+
+impl Aim {
+    /// How much the time counts that the work itself takes. Not nothing in `Throughput`: of two that are free the
+    /// faster is better.
+    fn weight(self) -> f64 {
+        match self {
+            Aim::Throughput => 0.05,
+            Aim::End => 1.0,
+        }
+    }
+}
+
+/// What a peer has to do for us.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Microbatches that it has not computed forward.
+    pub forward: u32,
+    /// Microbatches whose gradients have come back to it.
+    pub backward: u32,
 }
 
 impl Account {
     fn new(holder: &Holder) -> Account {
         let us = 1e6 / holder.speed.max(1e-6);
-        let about = About { site: holder.site, draining: holder.draining, since: holder.since, owes: 0 };
-        Account { about, forward_us: us / 3.0, backward_us: us * 2.0 / 3.0, blame: 1.0 }
+        let about =
+            About { site: holder.site, draining: holder.draining, since: holder.since, owes: 0, to_begin: 0 };
+        Account { about, forward_us: us / 3.0, backward_us: us * 2.0 / 3.0, blame: 1.0, to_return: 0 }
     }
 
     fn microbatch_us(&self) -> f64 {
         (self.forward_us + self.backward_us) * self.blame
     }
 
-    fn done_us(&self, size: u32) -> f64 {
-        f64::from(self.about.owes.saturating_add(size)) * self.microbatch_us()
+    fn done_us(&self, size: u32, weight: f64) -> f64 {
+        self.busy_us() + f64::from(size) * self.microbatch_us() * weight
+    }
+
+    fn busy_us(&self) -> f64 {
+        let forward_us = f64::from(self.about.to_begin) * self.forward_us;
+        (forward_us + f64::from(self.to_return) * self.backward_us) * self.blame
     }
 
     fn rank(&self) -> u64 {
-        self.done_us(1) as u64
+        self.busy_us() as u64
     }
 
     fn speed(&self) -> f64 {
@@ -98,7 +137,8 @@ impl Wiring {
         for holder in holders {
             let mut account = Account::new(holder);
             if let Some(known) = self.accounts.get(&holder.peer) {
-                let about = About { owes: known.about.owes, ..account.about };
+                let About { owes, to_begin, .. } = known.about;
+                let about = About { owes, to_begin, ..account.about };
                 account = Account { about, ..*known };
             }
             accounts.insert(holder.peer, account);
@@ -135,15 +175,20 @@ impl Wiring {
     }
 
     /// The peer for a lot of `size` microbatches among those for which `extra` gives a cost of reaching it.
-    pub fn choose(&self, size: u32, extra: impl Fn(PeerId, About) -> Option<Span>) -> Option<Choice> {
+    pub fn choose(
+        &self,
+        size: u32,
+        aim: Aim,
+        extra: impl Fn(PeerId, About) -> Option<Span>,
+    ) -> Option<Choice> {
         let mut best: Option<(f64, PeerId)> = None;
         for &(rank, peer) in &self.order {
             if best.is_some_and(|(us, _)| rank as f64 > us) {
-                break; // Who would be done later with one microbatch is so with more.
+                break; // All that follow begin later still.
             }
             let Some(account) = self.accounts.get(&peer) else { continue };
             let Some(extra) = extra(peer, account.about) else { continue };
-            let us = account.done_us(size) + extra.0 as f64;
+            let us = account.done_us(size, aim.weight()) + extra.0 as f64;
             if best.is_none_or(|(other, _)| us < other) {
                 best = Some((us, peer));
             }
@@ -153,20 +198,43 @@ impl Wiring {
 
     /// When a peer would be done with `size` microbatches more.
     pub fn done_in(&self, peer: PeerId, size: u32) -> Option<Span> {
-        self.accounts.get(&peer).map(|account| Span(account.done_us(size) as u64))
+        self.accounts.get(&peer).map(|account| Span(account.done_us(size, 1.0) as u64))
     }
 
     /// Work goes to a peer.
     pub fn charge(&mut self, peer: PeerId, microbatches: u32) {
-        self.change(peer, |account| account.about.owes = account.about.owes.saturating_add(microbatches));
+        self.change(peer, |account| {
+            account.about.owes = account.about.owes.saturating_add(microbatches);
+            account.about.to_begin = account.about.to_begin.saturating_add(microbatches);
+        });
     }
 
-    /// Work came back, or was taken away.
-    pub fn paid(&mut self, peer: PeerId, microbatches: u32) {
-        self.change(peer, |account| account.about.owes = account.about.owes.saturating_sub(microbatches));
+    /// A peer has computed a microbatch forward.
+    pub fn gone_on(&mut self, peer: PeerId) {
+        self.change(peer, |account| account.about.to_begin = account.about.to_begin.saturating_sub(1));
     }
 
-    /// How long a peer needs for all that it owes us, and one microbatch more.
+    /// The gradient of a microbatch came back to a peer.
+    pub fn come_back(&mut self, peer: PeerId) {
+        self.change(peer, |account| account.to_return = account.to_return.saturating_add(1));
+    }
+
+    /// A peer is done with a microbatch.
+    pub fn paid(&mut self, peer: PeerId) {
+        self.settle(peer, 1, Load { forward: 0, backward: 1 });
+    }
+
+    /// Work was taken away from a peer.
+    pub fn settle(&mut self, peer: PeerId, owed: u32, load: Load) {
+        self.change(peer, |account| {
+            account.about.owes = account.about.owes.saturating_sub(owed);
+            account.about.to_begin = account.about.to_begin.saturating_sub(load.forward);
+            account.to_return = account.to_return.saturating_sub(load.backward);
+        });
+    }
+
+    /// How long a peer may need for all that it owes us, and one microbatch more: what it has now, and what may
+    /// come back to it before it gets there.
     pub fn busy_for(&self, peer: PeerId) -> Span {
         let us = |account: &Account| {
             f64::from(account.about.owes.saturating_add(1)) * (account.forward_us + account.backward_us)
@@ -226,7 +294,7 @@ mod tests {
     }
 
     fn draw_with(wiring: &mut Wiring, extra: impl Fn(PeerId, About) -> Option<Span>) -> u32 {
-        let peer = wiring.choose(1, extra).unwrap().peer;
+        let peer = wiring.choose(1, Aim::End, extra).unwrap().peer;
         wiring.charge(peer, 1);
         peer.0
     }
@@ -240,7 +308,8 @@ mod tests {
     #[test]
     fn work_goes_out_in_proportion_to_speed_and_interleaved() {
         let mut wiring = wiring(&[10, 20, 40]);
-        assert_eq!(counts(&mut wiring, 700), [400, 200, 100]);
+        let drawn = counts(&mut wiring, 700);
+        assert!([400, 200, 100].iter().zip(&drawn).all(|(want, got)| got.abs_diff(*want) <= 3), "{drawn:?}");
         let next: Vec<u32> = (0..21).map(|_| draw(&mut wiring)).collect();
         assert!(next.windows(3).all(|window| window.contains(&0)), "{next:?}");
     }
@@ -256,16 +325,16 @@ mod tests {
         let mut wiring = wiring(&[10, 10]);
         let far = |peer: PeerId, _| Some(Span::ms(if peer.0 == 1 { 50 } else { 0 }));
         let first: Vec<u32> = (0..20).map(|_| draw_with(&mut wiring, far)).collect();
-        let far = first.iter().filter(|&&peer| peer == 1).count();
-        assert!((7..=8).contains(&far), "{first:?}");
-        assert_eq!(first[..5], [0; 5]);
+        // Until the near one is busier by what the way costs.
+        assert_eq!(first[..14], [0; 14]);
+        assert!(first.contains(&1), "{first:?}");
     }
 
     #[test]
     fn who_gives_work_back_gets_more_and_who_slows_down_gets_less() {
         let mut wiring = wiring(&[10, 10]);
         counts(&mut wiring, 20);
-        wiring.paid(PeerId(1), 10);
+        wiring.settle(PeerId(1), 10, Load { forward: 10, backward: 0 });
         assert_eq!(counts(&mut wiring, 10), [0, 10]);
         for _ in 0..50 {
             wiring.observe(PeerId(1), Pass::Forward, Span::ms(30));
@@ -283,8 +352,8 @@ mod tests {
         for _ in 0..30 {
             wiring.observe(PeerId(0), Pass::Forward, Span(3_333));
         }
-        wiring.paid(PeerId(1), 1);
+        wiring.settle(PeerId(1), 1, Load { forward: 1, backward: 0 });
         assert_eq!(draw(&mut wiring), 0);
-        assert_eq!(wiring.choose(1, |_, _| None), None);
+        assert_eq!(wiring.choose(1, Aim::End, |_, _| None), None);
     }
 }

@@ -190,6 +190,7 @@ impl Worker {
             Body::Activate => self.on_activate(fence, now, out),
             Body::StateRequest { .. } | Body::State { .. } => self.on_state_message(envelope, out),
             Body::Begin(..) | Body::Activation(..) => self.on_work(envelope, now, out),
+            Body::Onward(work) => self.on_onward(fence, work, out),
             Body::Gradient(..) => self.on_gradient(envelope, now, out),
             Body::Revoke { lot, grant } => self.on_revoke(fence, lot, grant, out),
             Body::Verdict { .. } => self.on_verdict(envelope, out),

@@ -75,13 +75,19 @@ fn work() -> impl Strategy<Value = Work> {
 
 fn plan() -> impl Strategy<Value = ReducePlan> {
     let peers = || prop::collection::vec((0u32..3).prop_map(PeerId), 0..4);
-    let part = (0u64..5, 0u64..6, peers(), 0u16..3)
-        .prop_map(|(start, end, owners, root)| Part { start, end, owners, root });
+    let part = (0u64..5, 0u64..6, peers(), 0u16..3).prop_map(|(start, end, owners, root)| Part {
+        start,
+        end,
+        owners,
+        root,
+    });
     let groups = prop::collection::vec(peers(), 0..3);
-    (0u16..3, groups, peers(), prop::collection::vec(part, 0..3)).prop_map(|(stage, groups, holders, parts)| {
-        let relays = vec![Relay { a: PeerId(0), b: PeerId(1), via: PeerId(2) }];
-        ReducePlan { stage: StageId(stage), groups, holders, parts, relays, reason: String::new() }
-    })
+    (0u16..3, groups, peers(), prop::collection::vec(part, 0..3)).prop_map(
+        |(stage, groups, holders, parts)| {
+            let relays = vec![Relay { a: PeerId(0), b: PeerId(1), via: PeerId(2) }];
+            ReducePlan { stage: StageId(stage), groups, holders, parts, relays, reason: String::new() }
+        },
+    )
 }
 
 /// One that makes sense to a worker of its own stage.

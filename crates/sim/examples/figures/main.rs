@@ -29,5 +29,15 @@ fn figure(name: &str, value: f64, unit: &str) {
 #[allow(dead_code)]
 fn sizes() {
     use starling_swarm::*;
-    println!("env {} body {} wcmd {} winput {} dcmd {} ccmd {} work {} status {} ", size_of::<message::Envelope>(), size_of::<message::Body>(), size_of::<worker::Command>(), size_of::<worker::Input>(), size_of::<driver::Command>(), size_of::<coordinator::Command>(), size_of::<message::Work>(), size_of::<message::WorkerStatus>());
+    println!(
+        "env {} body {} wcmd {} winput {} dcmd {} ccmd {} work {} status {} ",
+        size_of::<message::Envelope>(),
+        size_of::<message::Body>(),
+        size_of::<worker::Command>(),
+        size_of::<worker::Input>(),
+        size_of::<driver::Command>(),
+        size_of::<coordinator::Command>(),
+        size_of::<message::Work>(),
+        size_of::<message::WorkerStatus>()
+    );
 }

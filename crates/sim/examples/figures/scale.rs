@@ -56,5 +56,9 @@ fn run(name: &str, peers: usize, hours: u64, lots: u32) {
     figure(&format!("{name}, {hours} h"), took, "s");
     figure(&format!("{name}, {hours} h: events"), outcome.events as f64 / took, "1/s");
     let done = outcome.step as f64 * f64::from(lots) * 8.0 * 10.0 / (peers as f64 * hours as f64 * 3600.0);
-    figure(&format!("{name}, {hours} h: share of the time in which peers were at useful work"), done, "share");
+    figure(
+        &format!("{name}, {hours} h: share of the time in which peers were at useful work"),
+        done,
+        "share",
+    );
 }

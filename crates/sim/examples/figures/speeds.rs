@@ -16,7 +16,9 @@ pub fn measure() {
         (Sync::Delayed, Reduce::Exact),
         (Sync::Delayed, Reduce::Fast),
     ] {
-        for (stages, replicas, lots) in [(1, 8, 1024), (4, 16, 2048), (8, 16, 2048), (4, 16, 8192), (8, 16, 8192)] {
+        for (stages, replicas, lots) in
+            [(1, 8, 1024), (4, 16, 2048), (8, 16, 2048), (4, 16, 8192), (8, 16, 8192)]
+        {
             share(sync, reduce, stages, replicas, lots);
         }
     }
@@ -27,7 +29,7 @@ fn share(sync: Sync, reduce: Reduce, stages: u16, replicas: usize, lots: u32) {
     let spec = &mut scenario.spec;
     (spec.sync, spec.reduce) = (sync, reduce);
     spec.lots = Lots { microbatches: lots, lots };
-    spec.steps = Step(8);
+    spec.steps = Step(12);
     spec.checkpoint_every = 0;
     spec.elements = 256; // Enough that every member can own a part.
     let tuning = &mut spec.tuning;
@@ -50,7 +52,9 @@ fn share(sync: Sync, reduce: Reduce, stages: u16, replicas: usize, lots: u32) {
     figure(&name, share, "share");
     if std::env::var("BUSY").is_ok() {
         let shares = outcome.busy_us.iter().map(|&us| us as f64 / outcome.done_us as f64);
-        for (share, peer) in shares.zip(&scenario.peers) { eprint!("{:.0}:{:.2} ", peer.speed, share); }
+        for (share, peer) in shares.zip(&scenario.peers) {
+            eprint!("{:.0}:{:.2} ", peer.speed, share);
+        }
         eprintln!();
     }
 }

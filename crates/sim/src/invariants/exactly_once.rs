@@ -28,6 +28,8 @@ impl Invariant for ExactlyOnce {
             return Ok(());
         }
         let (got, all) = (counted.microbatches, self.all.microbatches);
-        Err(format!("{step}, {stage}: the sum is over {got} microbatches, of {all} that should each be in it once"))
+        Err(format!(
+            "{step}, {stage}: the sum is over {got} microbatches, of {all} that should each be in it once"
+        ))
     }
 }

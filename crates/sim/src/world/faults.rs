@@ -64,7 +64,9 @@ impl World {
     fn set(&mut self, fault: &Fault, on: bool) {
         match *fault {
             Fault::Stop { peer, .. } if on => {
-                if let Some(actor) = self.workers.get_mut(peer.0 as usize).filter(|actor| actor.machine.is_some()) {
+                if let Some(actor) =
+                    self.workers.get_mut(peer.0 as usize).filter(|actor| actor.machine.is_some())
+                {
                     actor.stopped.get_or_insert_default();
                 }
             }

@@ -44,7 +44,9 @@ impl World {
     }
 
     pub(super) fn worker_input(&mut self, peer: PeerId, life: u64, input: Input) {
-        let Some(actor) = self.workers.get_mut(peer.0 as usize).filter(|actor| actor.life == life) else { return };
+        let Some(actor) = self.workers.get_mut(peer.0 as usize).filter(|actor| actor.life == life) else {
+            return;
+        };
         if let Some(stopped) = &mut actor.stopped {
             return stopped.push(Event::Worker(peer, life, input));
         }
@@ -228,7 +230,10 @@ impl World {
 
     /// Some elements of a stage's gradient on the wire.
     fn gradient(&self, handle: u64, elements: u64) -> Payload {
-        Payload { handle, bytes: elements * self.scenario.sizes.gradient / self.scenario.spec.elements.max(1) }
+        Payload {
+            handle,
+            bytes: elements * self.scenario.sizes.gradient / self.scenario.spec.elements.max(1),
+        }
     }
 
     fn piece(&self, payload: Payload) -> Option<Piece> {

@@ -14,7 +14,7 @@ use crate::ids::*;
 use crate::message::*;
 use crate::spec::{Reduce, Sync};
 use crate::time::Span;
-use crate::wiring::Wiring;
+use crate::wiring::{Aim, Wiring};
 
 /// What waits to be sent.
 #[derive(Clone, Debug)]
@@ -172,15 +172,15 @@ impl Driver {
         // Some that were set aside may not be ours any more.
         while let Some(step) = self.queue.step() {
             let size = self.spec.lots.largest();
-            let choice = self.wirings[0].choose(size, |peer, about| {
-                let fresh = self.is_fit(about, step, size);
+            let choice = self.wirings[0].choose(size, self.aim(), |peer, about| {
+                let fresh = self.is_fit(about, step, size) && about.to_begin < 2 * size;
                 let far = if about.site == self.site { Span(0) } else { self.spec.tuning.far };
                 (fresh && self.is_reachable(StageId(0), peer, &[])).then_some(far)
             });
             let first = choice?.peer; // Otherwise all are busy, and the next news brings us here again.
             let at = self.next_lot_for(first)?;
             if self.lots.get(&at).is_some_and(|run| run.route.is_empty()) {
-                if self.find_route(at, first) {
+                if self.begin_route(at, first) {
                     return Some(at);
                 }
                 self.queue.begin_again(at);
@@ -188,6 +188,11 @@ impl Driver {
             }
         }
         None
+    }
+
+    /// Towards the end of what there is to do, an early end counts more than that everybody is at work.
+    pub(super) fn aim(&self) -> Aim {
+        if self.queue.step().is_some() { Aim::Throughput } else { Aim::End }
     }
 
     /// What was set aside for a peer of the first stage, or a new stretch, or the last of what another has.
@@ -217,12 +222,14 @@ impl Driver {
     fn launch_lot(&mut self, at: LotOf, room: usize, out: &mut Vec<Command>) {
         let first = (StageId(0), Pass::Forward);
         let Some(run) = self.lots.get(&at).filter(|run| run.not_before.is_none()) else { return };
-        let deadline = self.now + self.patience(first.0, first.1, run.route[0].peer, run.retries);
+        let Some(hop) = run.route.first() else { return };
+        let deadline = self.now + self.patience(first.0, first.1, hop.peer, run.retries);
         while self.flying < room {
             let Some(run) = self.lots.get_mut(&at) else { return };
             let Some(microbatch) = run.waiting.pop_first() else { break };
             let attempt = run.attempt;
-            let flight = Flight { attempt, stage: first.0, pass: first.1, since: self.now, deadline };
+            let known = run.route.len();
+            let flight = Flight { attempt, stage: first.0, pass: first.1, since: self.now, deadline, known };
             run.flights.insert(microbatch, flight);
             self.flying += 1;
             let (lease, route) = (run.lease.number, run.route.clone());

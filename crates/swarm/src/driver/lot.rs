@@ -6,17 +6,17 @@ use std::sync::Arc;
 use crate::ids::*;
 use crate::message::{Hop, Lease, Pass};
 use crate::time::{Span, Time};
-use crate::wiring::Wiring;
+use crate::wiring::{Load, Wiring};
 
 /// One leased lot.
 #[derive(Clone, Debug)]
 pub struct LotRun {
     /// The lease.
     pub lease: Lease,
-    /// Who computes it, stage by stage; empty while nobody could be found.
+    /// Who computes it, stage by stage, as far as that is decided.
     pub route: Arc<[Hop]>,
-    /// Microbatches that each hop of the route has not given back.
-    pub owed: Vec<u32>,
+    /// What each hop of the route has to do for us.
+    pub owed: Vec<Owed>,
     /// The last attempt that was handed out.
     pub attempt: Attempt,
     /// Microbatches that wait to be sent (again).
@@ -33,6 +33,14 @@ pub struct LotRun {
     pub wake: Option<Time>,
 }
 
+/// What a hop has to do for a lot.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Owed {
+    /// Microbatches that it has not given back.
+    microbatches: u32,
+    load: Load,
+}
+
 /// One microbatch under way.
 #[derive(Clone, Copy, Debug)]
 pub struct Flight {
@@ -46,6 +54,14 @@ pub struct Flight {
     pub since: Time,
     /// When it is late.
     pub deadline: Time,
+    /// How much of the route those who compute it know.
+    pub known: usize,
+}
+
+impl Owed {
+    fn all(microbatches: u32) -> Owed {
+        Owed { microbatches, load: Load { forward: microbatches, backward: 0 } }
+    }
 }
 
 impl LotRun {
@@ -70,6 +86,13 @@ impl LotRun {
         self.lease.held.get(stage.0 as usize).is_some_and(Option::is_none)
     }
 
+    /// The next stage is given to a peer, which then owes us so many microbatches.
+    pub fn add_hop(&mut self, peer: PeerId, owed: u32) {
+        let grant = self.wants(StageId(self.route.len() as u16)).then_some(self.attempt);
+        self.route = self.route.iter().copied().chain([Hop { peer, grant }]).collect();
+        self.owed.push(Owed::all(owed));
+    }
+
     /// Another peer takes over a stage. If its gradients are wanted, the lot is done again from its start there,
     /// so every microbatch goes through once more; the other stages fold only what they have not folded.
     pub fn reroute(&mut self, stage: StageId, peer: PeerId, all: std::ops::Range<u32>) {
@@ -81,7 +104,7 @@ impl LotRun {
         self.route = route.into();
         self.finished = None;
         if let Some(owed) = self.owed.get_mut(stage.0 as usize) {
-            *owed = all.len() as u32;
+            *owed = Owed::all(all.len() as u32);
         }
         if grant.is_some() {
             self.flights.clear();
@@ -91,14 +114,42 @@ impl LotRun {
         }
     }
 
-    /// A microbatch came back from a stage.
-    pub fn give_back(&mut self, stage: StageId, wiring: &mut Wiring) {
-        if let (Some(owed), Some(hop)) =
-            (self.owed.get_mut(stage.0 as usize), self.route.get(stage.0 as usize))
-            && *owed > 0
+    /// A microbatch was computed in a stage: what that hop and the one before owe then.
+    pub fn computed(&mut self, stage: StageId, pass: Pass, wirings: &mut [Wiring]) {
+        let at = stage.0 as usize;
+        let is_last = at + 1 == wirings.len();
+        let (Some(owed), Some(hop)) = (self.owed.get_mut(at), self.route.get(at)) else { return };
+        match pass {
+            Pass::Forward => {
+                if owed.load.forward > 0 {
+                    owed.load.forward -= 1;
+                    wirings[at].gone_on(hop.peer);
+                }
+                if is_last {
+                    self.comes_back(stage, wirings);
+                }
+            }
+            Pass::Backward => {
+                if owed.load.backward > 0 && owed.microbatches > 0 {
+                    owed.load.backward -= 1;
+                    owed.microbatches -= 1;
+                    wirings[at].paid(hop.peer);
+                }
+                if let Some(before) = stage.0.checked_sub(1) {
+                    self.comes_back(StageId(before), wirings);
+                }
+            }
+        }
+    }
+
+    /// The gradient of a microbatch came back to a stage.
+    fn comes_back(&mut self, stage: StageId, wirings: &mut [Wiring]) {
+        let at = stage.0 as usize;
+        if let (Some(owed), Some(hop)) = (self.owed.get_mut(at), self.route.get(at))
+            && owed.load.forward + owed.load.backward < owed.microbatches
         {
-            *owed -= 1;
-            wiring.paid(hop.peer, 1);
+            owed.load.backward += 1;
+            wirings[at].come_back(hop.peer);
         }
     }
 
@@ -107,7 +158,8 @@ impl LotRun {
         if let (Some(owed), Some(hop)) =
             (self.owed.get_mut(stage.0 as usize), self.route.get(stage.0 as usize))
         {
-            wiring.paid(hop.peer, std::mem::take(owed));
+            let Owed { microbatches, load } = std::mem::take(owed);
+            wiring.settle(hop.peer, microbatches, load);
         }
     }
 

@@ -1,7 +1,5 @@
 //! Which peers compute a lot, and what to do when one of them is late or gone.
 
-use std::sync::Arc;
-
 use crate::driver::launching::Stretch;
 use crate::driver::lot::{Flight, LotRun};
 use crate::driver::{Command, Driver};
@@ -11,43 +9,52 @@ use crate::time::Span;
 use crate::wiring::About;
 
 impl Driver {
-    /// A route for a lot whose first hop is chosen.
-    pub(super) fn find_route(&mut self, at: LotOf, first: PeerId) -> bool {
-        let Some(run) = self.lots.get(&at) else { return false };
-        let held = run.lease.held.clone();
+    /// The beginning of a route for a lot whose first hop is chosen.
+    pub(super) fn begin_route(&mut self, at: LotOf, first: PeerId) -> bool {
+        let known = |peer: &PeerId| self.wirings[0].has(*peer);
+        let Some(held) = self.lots.get(&at).map(|run| run.lease.held[0].filter(known)) else { return false };
+        self.add_hop(at, held.unwrap_or(first), held.is_some());
+        let bound = self.bind(at, 2);
+        if !bound && let Some(run) = self.lots.get_mut(&at) {
+            run.settle(&mut self.wirings);
+            run.begin_again(self.spec.lots.microbatches_of(at.lot));
+        }
+        bound
+    }
+
+    /// Makes the route so long, as far as there are stages. Each hop is chosen when the microbatch enters the
+    /// stage before it, and no earlier: who is free then could not be known at the start.
+    pub(super) fn bind(&mut self, at: LotOf, hops: usize) -> bool {
         let size = self.size(at);
-        let mut peers: Vec<PeerId> = Vec::with_capacity(held.len());
-        for (stage, held) in held.iter().enumerate() {
-            let held = held.filter(|peer| self.wirings[stage].has(*peer));
-            let near = peers.last().copied();
-            let stage = StageId(stage as u16);
-            let chosen = match held {
-                Some(peer) => Some(peer),
-                None if stage.0 == 0 => Some(first),
-                None => self.choose_near(stage, at, size, near),
-            };
+        while let Some(run) = self.lots.get(&at).filter(|run| run.route.len() < hops.min(self.wirings.len()))
+        {
+            let stage = StageId(run.route.len() as u16);
+            let wiring = &self.wirings[stage.0 as usize];
+            let near: Vec<PeerId> = run.route.last().map(|hop| hop.peer).into_iter().collect();
+            let held = run.lease.held[stage.0 as usize].filter(|peer| wiring.has(*peer));
+            let chosen = held
+                .or_else(|| self.choose_near(stage, at, size, &near))
+                .or_else(|| self.choose(stage, at.step, size, &near, None));
             let Some(peer) = chosen else { return false };
-            peers.push(peer);
+            self.add_hop(at, peer, held.is_some());
         }
-        let wirings = &mut self.wirings;
-        let Some(run) = self.lots.get_mut(&at) else { return false };
-        let hop = |(stage, peer): (usize, PeerId)| {
-            let grant = run.wants(StageId(stage as u16)).then_some(run.attempt);
-            Hop { peer, grant }
-        };
-        let route: Arc<[Hop]> = peers.into_iter().enumerate().map(hop).collect();
-        run.owed = held.iter().map(|held| if held.is_none() { size } else { 0 }).collect();
-        for ((hop, wiring), &owed) in route.iter().zip(wirings).zip(&run.owed) {
-            wiring.charge(hop.peer, owed);
-        }
-        run.route = route;
         true
+    }
+
+    fn add_hop(&mut self, at: LotOf, peer: PeerId, held: bool) {
+        let owed = if held { 0 } else { self.size(at) };
+        if let Some(run) = self.lots.get_mut(&at) {
+            self.wirings[run.route.len()].charge(peer, owed);
+            run.add_hop(peer, owed);
+        }
     }
 
     /// Gives a stage of a lot to another peer, or to the same if there is no other.
     pub(super) fn reroute(&mut self, at: LotOf, stage: StageId, out: &mut Vec<Command>) {
         let (size, all) = (self.size(at), self.spec.lots.microbatches_of(at.lot));
-        let Some(run) = self.lots.get_mut(&at).filter(|run| !run.route.is_empty()) else { return };
+        let Some(run) = self.lots.get_mut(&at).filter(|run| run.route.len() > stage.0 as usize) else {
+            return;
+        };
         self.flying -= run.flights.len();
         run.settle_stage(stage, &mut self.wirings[stage.0 as usize]);
         let old = run.route[stage.0 as usize];
@@ -69,9 +76,8 @@ impl Driver {
                 self.queue.send_again(at);
             }
             None => {
-                run.settle(wirings);
-                run.begin_again(all);
-                self.queue.begin_again(at);
+                self.flying += run.flights.len();
+                return self.give_up_route(at);
             }
         }
         if let Some(run) = self.lots.get(&at) {
@@ -80,11 +86,21 @@ impl Driver {
         self.note_wake(at);
     }
 
+    /// There is nobody for a stage: the lot waits until there is, and begins again.
+    pub(super) fn give_up_route(&mut self, at: LotOf) {
+        let Some(run) = self.lots.get_mut(&at) else { return };
+        self.flying -= run.flights.len();
+        run.settle(&mut self.wirings);
+        run.begin_again(self.spec.lots.microbatches_of(at.lot));
+        self.queue.begin_again(at);
+        self.note_wake(at);
+    }
+
     /// A peer let its deadline pass: it is taken to be slower, and the way to it is avoided for a while.
     pub(super) fn blame(&mut self, at: LotOf, flight: Flight) {
         let Some(run) = self.lots.get(&at) else { return };
         let stage = flight.stage.0 as usize;
-        let peer = run.route[stage].peer;
+        let Some(peer) = run.route.get(stage).map(|hop| hop.peer) else { return };
         let before = self.sender_to(run, flight);
         self.wirings[stage].blame(peer);
         *self.complaints.entry(peer).or_default() += 1;
@@ -106,14 +122,13 @@ impl Driver {
     }
 
     /// A peer for a stage after `near`. Neighbouring lots go to one peer as far as that holds nobody up.
-    fn choose_near(&mut self, stage: StageId, at: LotOf, size: u32, near: Option<PeerId>) -> Option<PeerId> {
-        let near: Vec<PeerId> = near.into_iter().collect();
+    fn choose_near(&mut self, stage: StageId, at: LotOf, size: u32, near: &[PeerId]) -> Option<PeerId> {
         let wiring = &self.wirings[stage.0 as usize];
         let kept = self.queue.stretch(stage, at).filter(|&peer| {
             wiring.about(peer).is_some_and(|about| self.is_fit(about, at.step, size))
-                && self.is_reachable(stage, peer, &near)
+                && self.is_reachable(stage, peer, near)
         });
-        let chosen = self.choose_fit(stage, at.step, size, &near, None)?;
+        let chosen = self.choose_fit(stage, at.step, size, near, None)?;
         let wiring = &self.wirings[stage.0 as usize];
         if let (Some(kept), Some(best)) = (kept, wiring.done_in(chosen, size)) {
             let most = best.times(2) + wiring.done_in(chosen, size.saturating_mul(2)).unwrap_or_default();
@@ -136,11 +151,12 @@ impl Driver {
         not: Option<PeerId>,
     ) -> Option<PeerId> {
         let wiring = &self.wirings[stage.0 as usize];
-        let cost = |about: About| self.cost(stage, about.site, near);
+        let (aim, cost) = (self.aim(), |about: About| self.cost(stage, about.site, near));
         self.choose_fit(stage, step, size, near, not).or_else(|| {
             let able = |peer, about: About| (Some(peer) != not && about.since <= step).then(|| cost(about));
-            let choice =
-                wiring.choose(size, able).or_else(|| wiring.choose(size, |_, about| Some(cost(about))));
+            let choice = wiring
+                .choose(size, aim, able)
+                .or_else(|| wiring.choose(size, aim, |_, about| Some(cost(about))));
             choice.map(|choice| choice.peer)
         })
     }
@@ -154,7 +170,7 @@ impl Driver {
         near: &[PeerId],
         not: Option<PeerId>,
     ) -> Option<PeerId> {
-        let choice = self.wirings[stage.0 as usize].choose(size, |peer, about| {
+        let choice = self.wirings[stage.0 as usize].choose(size, self.aim(), |peer, about| {
             let fit = Some(peer) != not && self.is_fit(about, step, size);
             (fit && self.is_reachable(stage, peer, near)).then(|| self.cost(stage, about.site, near))
         });

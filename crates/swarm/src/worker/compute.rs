@@ -41,6 +41,20 @@ impl Worker {
         self.compute(now, out);
     }
 
+    /// Where a microbatch that we have, or are about to have, goes from here.
+    pub(super) fn on_onward(&mut self, fence: Fence, work: Work, out: &mut Vec<Command>) {
+        if fence.epoch != self.epoch || fence.step < self.version || self.our_hop(&work).is_none() {
+            return self.refusals.count(Refusal::Unasked);
+        }
+        let key = key(&work, fence);
+        if !self.jobs.go_onward(work, fence) {
+            return self.refusals.count(Refusal::Repeated);
+        }
+        if let Some(job) = self.jobs.get(key) {
+            self.send_activation(job, out); // If it is computed; otherwise it goes when it is.
+        }
+    }
+
     /// The gradient of a microbatch's output comes back.
     pub(super) fn on_gradient(&mut self, envelope: Envelope, now: Time, out: &mut Vec<Command>) {
         if !self.is_now(&envelope) {
@@ -222,7 +236,7 @@ impl Worker {
     /// Our place in the route, if it is where we stand, and the work makes sense.
     fn our_hop(&self, work: &Work) -> Option<Hop> {
         let stage = self.stage?;
-        let sound = work.route.len() == self.spec.stages as usize
+        let sound = work.route.len() <= self.spec.stages as usize
             && self.spec.lots.contains(work.lot, work.microbatch);
         work.route.get(stage.0 as usize).copied().filter(|hop| sound && hop.peer == self.me)
     }

@@ -5,9 +5,10 @@
 //! the room for such things is full: whoever does a lot again in another stage is answered from here.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::ids::*;
-use crate::message::{Fence, Pass, Work};
+use crate::message::{Fence, Hop, Pass, Work};
 use crate::time::{Span, Time};
 use crate::worker::book::JobId;
 
@@ -23,7 +24,12 @@ pub struct Jobs {
     keys: BTreeMap<JobId, Key>,
     ready: BTreeSet<(Turn, Step, JobId)>,
     running: Option<(JobId, Time)>,
+    /// Where microbatches go from here that have not come yet, or not in this try.
+    onward: BTreeMap<Key, (Try, Arc<[Hop]>)>,
 }
+
+/// Which try of a microbatch.
+type Try = (LeaseNo, Attempt);
 
 /// Which microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,7 +84,7 @@ impl Job {
     }
 
     /// Which try it is.
-    pub fn attempt(&self) -> (LeaseNo, Attempt) {
+    pub fn attempt(&self) -> Try {
         (self.work.lease, self.fence.attempt)
     }
 
@@ -108,6 +114,7 @@ impl Jobs {
             keys: BTreeMap::new(),
             ready: BTreeSet::new(),
             running: None,
+            onward: BTreeMap::new(),
         }
     }
 
@@ -140,7 +147,8 @@ impl Jobs {
     }
 
     /// A new microbatch, to be computed forward.
-    pub fn add(&mut self, work: Work, fence: Fence, grant: Option<Grant>, input: Payload) {
+    pub fn add(&mut self, mut work: Work, fence: Fence, grant: Option<Grant>, input: Payload) {
+        self.longer_route(&mut work, fence);
         let id = JobId(self.next);
         self.next += 1;
         let state = State::Ready(Pass::Forward, Some(input));
@@ -152,10 +160,46 @@ impl Jobs {
     }
 
     /// A later try of a microbatch that is here takes over what was done for the one before.
-    pub fn renew(&mut self, work: Work, fence: Fence, grant: Option<Grant>) -> Option<&Job> {
+    pub fn renew(&mut self, mut work: Work, fence: Fence, grant: Option<Grant>) -> Option<&Job> {
+        self.longer_route(&mut work, fence);
         let job = self.jobs.get_mut(&key(&work, fence))?;
         (job.work, job.fence, job.grant) = (work, fence, grant);
         Some(job)
+    }
+
+    /// More of a microbatch's route is decided: whether that is news. A small message may overtake the tensor, so
+    /// it is kept for a microbatch that is not here yet.
+    pub fn go_onward(&mut self, work: Work, fence: Fence) -> bool {
+        let key = key(&work, fence);
+        let try_of = (work.lease, fence.attempt);
+        match self.jobs.get_mut(&key) {
+            Some(job) if job.attempt() == try_of => {
+                let news = work.route.len() > job.work.route.len();
+                if news {
+                    job.work.route = work.route;
+                }
+                news
+            }
+            Some(job) if job.attempt() > try_of => false,
+            _ => {
+                if self.onward.len() >= 4 * self.limit {
+                    self.onward.pop_first(); // Of the oldest step: the likeliest to be of no use any more.
+                }
+                self.onward.insert(key, (try_of, work.route));
+                true
+            }
+        }
+    }
+
+    /// What is known of a microbatch's way beyond what it came with.
+    fn longer_route(&mut self, work: &mut Work, fence: Fence) {
+        let try_of = (work.lease, fence.attempt);
+        if let Some((of, route)) = self.onward.remove(&key(work, fence))
+            && of == try_of
+            && route.len() > work.route.len()
+        {
+            work.route = route;
+        }
     }
 
     /// Drops a microbatch.
@@ -199,6 +243,7 @@ impl Jobs {
         while let Some((&key, _)) = self.jobs.first_key_value().filter(|(key, _)| key.at.step < step) {
             dropped.extend(self.remove(key).map(|job| job.id));
         }
+        self.onward.retain(|key, _| key.at.step >= step);
         dropped
     }
 
@@ -206,6 +251,7 @@ impl Jobs {
     pub fn clear(&mut self) -> Vec<JobId> {
         self.jobs.clear();
         self.ready.clear();
+        self.onward.clear();
         (self.kept, self.kept_bytes) = (0, 0);
         std::mem::take(&mut self.keys).into_keys().collect()
     }

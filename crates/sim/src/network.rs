@@ -2,11 +2,13 @@
 //! can be cut: two sites from each other, one way or both, or one edge between two hosts that both live.
 //!
 //! The transport below the machines is reliable as long as a path lives, so loss costs time (a retransmission),
-//! and only a cut loses messages. Small messages do not wait behind tensors: control has its own stream.
+//! and only a cut loses messages. Control waits behind nothing, tensors of work only behind each other, and sums
+//! and states get what those leave.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use starling_swarm::ids::{Address, SiteId};
+use starling_swarm::message::Urgency;
 
 use crate::rng::Rng;
 
@@ -33,17 +35,43 @@ impl Link {
         Link { bytes_per_s: 25e6, latency_us: 80_000, jitter_us: 10_000, loss: 0.01 };
 }
 
-/// Bytes up to which a message counts as control.
-const SMALL: u64 = 4 << 10;
+/// One host's place, and its two ways.
+#[derive(Clone, Copy, Debug, Default)]
+struct Host {
+    site: SiteId,
+    up: Way,
+    down: Way,
+}
+
+/// A host's uplink or downlink.
+#[derive(Clone, Copy, Debug, Default)]
+struct Way {
+    /// When all work that was sent is through.
+    work_free: u64,
+    /// When all sums and states that were sent are through.
+    bulk_free: u64,
+}
+
+impl Way {
+    /// Something takes the way for so long, from `from` on at the earliest; when it is through.
+    fn take(&mut self, urgency: Urgency, from: u64, duration_us: u64) -> u64 {
+        if urgency == Urgency::Bulk {
+            self.bulk_free = from.max(self.bulk_free) + duration_us;
+            return self.bulk_free;
+        }
+        self.work_free = from.max(self.work_free) + duration_us;
+        // What is overtaken waits; what was already promised to be through by then is not taken back.
+        self.bulk_free = self.bulk_free.max(from) + duration_us;
+        self.work_free
+    }
+}
 
 /// All links of a simulated world.
 #[derive(Clone, Debug)]
 pub struct Network {
     inside: Link,
     between: Link,
-    sites: BTreeMap<Address, SiteId>,
-    up_free: BTreeMap<Address, u64>,
-    down_free: BTreeMap<Address, u64>,
+    hosts: BTreeMap<Address, Host>,
     cut_sites: BTreeSet<(SiteId, SiteId)>,
     cut_edges: BTreeSet<(Address, Address)>,
     /// Bytes that crossed from one site to another.
@@ -58,9 +86,7 @@ impl Network {
         Network {
             inside,
             between,
-            sites: BTreeMap::new(),
-            up_free: BTreeMap::new(),
-            down_free: BTreeMap::new(),
+            hosts: BTreeMap::new(),
             cut_sites: BTreeSet::new(),
             cut_edges: BTreeSet::new(),
             wan_bytes: 0,
@@ -70,11 +96,19 @@ impl Network {
 
     /// A host stands in a site.
     pub fn place(&mut self, host: Address, site: SiteId) {
-        self.sites.insert(host, site);
+        self.hosts.insert(host, Host { site, ..Host::default() });
     }
 
     /// Sends `bytes` at `now`; returns when they arrive, or `None` if they are lost.
-    pub fn send(&mut self, from: Address, to: Address, bytes: u64, now: u64, rng: &mut Rng) -> Option<u64> {
+    pub fn send(
+        &mut self,
+        from: Address,
+        to: Address,
+        bytes: u64,
+        urgency: Urgency,
+        now: u64,
+        rng: &mut Rng,
+    ) -> Option<u64> {
         if self.is_cut(from, to) {
             return None;
         }
@@ -86,16 +120,13 @@ impl Network {
         if link.loss > 0.0 && rng.chance(link.loss) {
             latency_us += 2 * link.latency_us;
         }
-        if bytes <= SMALL {
+        if urgency == Urgency::Control {
             return Some(now + latency_us);
         }
         let duration_us = (bytes as f64 / link.bytes_per_s * 1e6) as u64;
-        let sent = now.max(self.up_free.get(&from).copied().unwrap_or(0)) + duration_us;
-        self.up_free.insert(from, sent);
-        let first = (sent + latency_us - duration_us).max(self.down_free.get(&to).copied().unwrap_or(0));
-        let arrived = first + duration_us;
-        self.down_free.insert(to, arrived);
-        Some(arrived)
+        let sent = self.hosts.get_mut(&from)?.up.take(urgency, now, duration_us);
+        let down = &mut self.hosts.get_mut(&to)?.down;
+        Some(down.take(urgency, sent + latency_us - duration_us, duration_us))
     }
 
     /// Whether nothing gets from one to the other.
@@ -122,6 +153,6 @@ impl Network {
     }
 
     fn site(&self, host: Address) -> SiteId {
-        self.sites.get(&host).copied().unwrap_or_default()
+        self.hosts.get(&host).map_or(SiteId(0), |host| host.site)
     }
 }

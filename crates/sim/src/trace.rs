@@ -1,6 +1,8 @@
 //! Preemption traces: how many instances were alive when. Read at run time from wherever they are; bounded, and
 //! refused as a whole if a line makes no sense.
 
+use std::ops::Range;
+
 use serde::Deserialize;
 use starling_swarm::ids::{PeerId, SiteId};
 
@@ -143,18 +145,28 @@ impl Trace {
     }
 }
 
-/// Microbatches that nobody could surpass: at every moment the peers that are alive, spread over the stages as
-/// evenly as whole peers can be, all at work, with joins and commits that cost nothing.
-pub fn bound(scenario: &Scenario, until_us: u64, speed: f64) -> f64 {
-    let mut changes: Vec<(u64, i64)> = scenario.peers.iter().map(|peer| (peer.joins_us, 1)).collect();
+/// Microbatches that nobody could surpass: at every moment the peers that are alive, and have been for as long as
+/// a stage's state takes to get to them, spread over the stages as evenly as whole peers can be, all at work, with
+/// commits that cost nothing. When nobody is alive, nothing can be done.
+pub fn bound(scenario: &Scenario, during_us: Range<u64>, speed: f64, join_us: u64) -> f64 {
+    let mut dies_us = vec![u64::MAX; scenario.peers.len()];
     for (at, fault) in &scenario.faults {
-        if matches!(fault, Fault::Preempt { .. }) {
-            changes.push((*at, -1));
+        if let Fault::Preempt { peer, .. } = fault {
+            dies_us[peer.0 as usize] = *at;
+        }
+    }
+    let mut changes: Vec<(u64, i64)> = Vec::new();
+    for (peer, died_us) in scenario.peers.iter().zip(dies_us) {
+        // Those who are there from the start make their state from the seed.
+        let ready_us = if peer.joins_us == 0 { 0 } else { peer.joins_us + join_us };
+        let (from, to) = (ready_us.max(during_us.start), died_us.min(during_us.end));
+        if from < to {
+            changes.extend([(from, 1), (to, -1)]);
         }
     }
     changes.sort_unstable();
-    let (mut alive, mut since, mut total) = (0i64, 0, 0.0);
-    for (at, change) in changes.into_iter().chain([(until_us, 0)]) {
+    let (mut alive, mut since, mut total) = (0i64, during_us.start, 0.0);
+    for (at, change) in changes {
         let stages = i64::from(scenario.spec.stages);
         total += (alive / stages) as f64 * speed * (at - since) as f64 / 1e6;
         alive += change;

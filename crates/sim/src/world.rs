@@ -362,7 +362,7 @@ impl World {
     fn send(&mut self, envelope: Envelope) {
         let bytes = HEADER + envelope.payload_bytes();
         let (from, to) = (envelope.from, envelope.to);
-        if let Some(at) = self.network.send(from, to, bytes, self.now, &mut self.rng) {
+        if let Some(at) = self.network.send(from, to, bytes, envelope.urgency(), self.now, &mut self.rng) {
             self.heap.push(at, Event::Deliver(envelope));
         }
     }

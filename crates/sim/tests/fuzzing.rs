@@ -6,7 +6,7 @@ use starling_sim::scenario::{Sabotage, Scenario};
 use starling_swarm::ids::{PeerId, Step};
 
 /// Seeds that once failed, with what they found.
-const ONCE_FAILED: [u64; 21] = [
+const ONCE_FAILED: [u64; 22] = [
     2,         // A verdict was lost, and the reduction that named the lot was refused for ever.
     25,        // A joiner was told to make version 1 from the seed.
     317,       // Nobody complained of a member that could not be reached.
@@ -27,6 +27,7 @@ const ONCE_FAILED: [u64; 21] = [
     1_049_303, // A lot that was begun while its step was being reduced was in the sum.
     50111813,  // A checkpoint that was complete while a rollback was on its way to the journal.
     60069695,  // The patience with a lot after a straggler and a cut was longer than the run's.
+    80206791,  // A hop that only passed on was replaced when all had come back, and nobody looked at the lot again.
     28539,     // A reduced part of another stage, under the same attempt.
 ];
 

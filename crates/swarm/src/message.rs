@@ -437,6 +437,18 @@ pub enum Decline {
     NotHere,
 }
 
+/// What a message may wait behind on its way. A transport keeps these apart: a decision is not stuck behind a
+/// tensor, nor a tensor that a device waits for behind a gradient for which there is a whole step of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Urgency {
+    /// Small, and decides something.
+    Control,
+    /// A tensor that a device waits for.
+    Work,
+    /// Sums and states.
+    Bulk,
+}
+
 /// Why a message is malformed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say what the fields are")]
@@ -527,6 +539,15 @@ impl Envelope {
                 | (Body::StateRequest { .. } | Body::State { .. }, Worker(_), Worker(_))
                 | (Body::Contribution { .. } | Body::Reduced { .. }, Worker(_), Worker(_))
         )
+    }
+
+    /// What it may wait behind.
+    pub fn urgency(&self) -> Urgency {
+        match &self.body {
+            Body::Begin(..) | Body::Activation(..) | Body::Gradient(..) => Urgency::Work,
+            Body::State { .. } | Body::Contribution { .. } | Body::Reduced { .. } => Urgency::Bulk,
+            _ => Urgency::Control,
+        }
     }
 
     /// Bytes of tensors that travel with it.

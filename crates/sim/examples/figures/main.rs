@@ -3,15 +3,19 @@
 
 mod scale;
 mod speeds;
+mod traces;
 
 use std::io::Write;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    sizes();
     let which = std::env::args().nth(1).unwrap_or("all".into());
     let wanted = |name: &str| which == "all" || which == name;
     if wanted("speeds") {
         speeds::measure();
+    }
+    if wanted("traces") {
+        let folder = std::env::args().nth(2).ok_or("which folder are the traces in?")?;
+        traces::measure(&folder)?;
     }
     if wanted("scale") {
         scale::measure();
@@ -25,19 +29,4 @@ fn figure(name: &str, value: f64, unit: &str) {
     println!("{line}");
     // Whoever waits for the next one sees this one.
     let _ = std::io::stdout().flush();
-}
-#[allow(dead_code)]
-fn sizes() {
-    use starling_swarm::*;
-    println!(
-        "env {} body {} wcmd {} winput {} dcmd {} ccmd {} work {} status {} ",
-        size_of::<message::Envelope>(),
-        size_of::<message::Body>(),
-        size_of::<worker::Command>(),
-        size_of::<worker::Input>(),
-        size_of::<driver::Command>(),
-        size_of::<coordinator::Command>(),
-        size_of::<message::Work>(),
-        size_of::<message::WorkerStatus>()
-    );
 }

@@ -102,7 +102,6 @@ impl LotRun {
         let mut route = self.route.to_vec();
         route[stage.0 as usize] = Hop { peer, grant };
         self.route = route.into();
-        self.finished = None;
         if let Some(owed) = self.owed.get_mut(stage.0 as usize) {
             *owed = Owed::all(all.len() as u32);
         }
@@ -111,6 +110,9 @@ impl LotRun {
             self.waiting = all.map(Microbatch).collect();
         } else {
             self.waiting.extend(std::mem::take(&mut self.flights).into_keys());
+        }
+        if !self.waiting.is_empty() {
+            self.finished = None;
         }
     }
 

@@ -1,0 +1,118 @@
+//! Public preemption traces, copied to about 400 peers: how much of what is possible is done.
+
+use starling_sim::rng::Rng;
+use starling_sim::scenario::{Scenario, Sizes};
+use starling_sim::trace::{Trace, bound};
+use starling_sim::world::World;
+use starling_swarm::ids::Step;
+use starling_swarm::lots::Lots;
+use starling_swarm::rebalance::Policy;
+use starling_swarm::spec::{Reduce, Sync};
+use starling_swarm::time::Span;
+
+use crate::figure;
+
+/// Microbatches a second of one peer.
+const SPEED: f64 = 1.0;
+/// 200 Mb/s.
+const BYTES_PER_S: f64 = 25e6;
+
+/// How long the start takes to settle.
+const SETTLED_US: u64 = 600_000_000;
+
+/// A model, as far as the network sees it.
+struct Model {
+    name: &'static str,
+    parameters: f64,
+    /// Bytes of a gradient's element on the wire.
+    gradient_bytes: f64,
+    /// Seconds that a step takes when all are there.
+    step_s: f64,
+}
+
+const MODELS: [Model; 4] = [
+    Model { name: "125 M", parameters: 125e6, gradient_bytes: 4.0, step_s: 25.0 },
+    Model { name: "1 B", parameters: 1e9, gradient_bytes: 4.0, step_s: 120.0 },
+    Model { name: "1 B, bf16 gradients", parameters: 1e9, gradient_bytes: 2.0, step_s: 60.0 },
+    Model { name: "1 B, int8 gradients", parameters: 1e9, gradient_bytes: 1.0, step_s: 35.0 },
+];
+
+pub fn measure(folder: &str) -> Result<(), Box<dyn std::error::Error>> {
+    let minutes: u64 = std::env::var("MINUTES").map_or(Ok(120), |minutes| minutes.parse())?;
+    let only = std::env::var("ONLY").unwrap_or_default();
+    let read = |name: &str| std::fs::read_to_string(format!("{folder}/{name}"));
+    let traces = [
+        ("g4dn", Trace::from_csv(&read("g4dn-us-east-1d.csv")?, 1.0)?),
+        ("p2", Trace::from_csv(&read("p2-us-east.csv")?, 3600.0)?),
+        ("v100", Trace::from_json(&read("v100-16node-us-west-2a.json")?)?),
+    ];
+    let policies = [
+        ("ours", Policy::WhenItPays(Span::s(1800))),
+        ("never", Policy::Never),
+        ("SWARM, T = 60 s", Policy::Every(Span::s(60))),
+        ("SWARM, T = 300 s", Policy::Every(Span::s(300))),
+    ];
+    for (trace_name, trace) in &traces {
+        for model in &MODELS {
+            for stages in [4, 8] {
+                for (policy_name, policy) in policies {
+                    let name = format!("{trace_name}, {}, {stages} stages, {policy_name}", model.name);
+                    if name.contains(&only) {
+                        replay(&name, trace, model, stages, policy, minutes * 60_000_000);
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn replay(name: &str, trace: &Trace, model: &Model, stages: u16, rebalance: Policy, until_us: u64) {
+    // About 400 peers at a time on average, by independent copies with shifted starts.
+    let mean = (0..10_000).map(|n| f64::from(trace.alive(trace.length_us() / 10_000 * n))).sum::<f64>() / 1e4;
+    let copies = (400.0 / mean).round() as u32;
+    let mut scenario = Scenario::small(1, stages, 1);
+    trace.populate(&mut scenario, copies, until_us, SPEED, &mut Rng::new(5));
+    let of_a_stage = model.parameters / f64::from(stages);
+    scenario.sizes = Sizes {
+        activation: 1 << 20,
+        gradient: (of_a_stage * model.gradient_bytes) as u64,
+        state: (of_a_stage * 12.0) as u64, // Weights and two moments, f32.
+    };
+    let spec = &mut scenario.spec;
+    (spec.sync, spec.reduce) = (Sync::Delayed, Reduce::Fast);
+    let step_s = std::env::var("STEP").map_or(model.step_s, |step| step.parse().expect("a number"));
+    let microbatches = (400.0 * SPEED / f64::from(stages) * step_s) as u32;
+    spec.lots = Lots { microbatches, lots: microbatches };
+    spec.steps = Step(u64::MAX);
+    spec.checkpoint_every = 4;
+    spec.elements = 512; // Enough that every member can own a part.
+    spec.state_bytes = scenario.sizes.state;
+    scenario.inside.bytes_per_s = BYTES_PER_S;
+    scenario.inside.latency_us = 20_000;
+    scenario.until_us = Some(until_us);
+    let tuning = &mut spec.tuning;
+    (tuning.beat, tuning.silence, tuning.slack) = (Span::s(1), Span::s(3), Span::s(2));
+    (tuning.unknown, tuning.pause) = (Span::s(60), Span::s(30));
+    (tuning.jobs, tuning.leases) = (128, 1 << 15);
+    tuning.keep_bytes = 4 << 30;
+    tuning.depth = std::env::var("DEPTH").map_or(tuning.depth, |depth| depth.parse().expect("a number"));
+    (tuning.quorum, tuning.rebalance) = (stages as usize, rebalance);
+    let join_us = (spec.state_bytes as f64 / BYTES_PER_S * 1e6) as u64;
+    let outcome = World::new(&scenario).run().expect("every invariant holds");
+    // From the first commit after the start has settled to the last one.
+    let commits: Vec<u64> = outcome.commits_us.iter().copied().filter(|at| *at > SETTLED_US).collect();
+    let (first, last) = (commits[0], commits[commits.len() - 1]);
+    let best = bound(&scenario, first..last, SPEED, join_us);
+    let done = (commits.len() - 1) as f64 * f64::from(microbatches);
+    figure(&format!("share of the bound: {name}"), done / best, "share");
+    if std::env::var("BUSY").is_ok() {
+        let busy: u64 = outcome.busy_us.iter().sum();
+        let joins = scenario.peers.len();
+        eprintln!(
+            "  computed {:.3} of the bound, {} rollbacks, {} joins, {} steps, {} events",
+            busy as f64 / 1e6 * SPEED / f64::from(stages) / bound(&scenario, 0..until_us, SPEED, join_us),
+            outcome.rollbacks, joins, outcome.step, outcome.events
+        );
+    }
+}

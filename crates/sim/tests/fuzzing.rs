@@ -27,8 +27,8 @@ const ONCE_FAILED: [u64; 22] = [
     1_049_303, // A lot that was begun while its step was being reduced was in the sum.
     50111813,  // A checkpoint that was complete while a rollback was on its way to the journal.
     60069695,  // The patience with a lot after a straggler and a cut was longer than the run's.
-    80206791,  // A hop that only passed on was replaced when all had come back, and nobody looked at the lot again.
-    28539,     // A reduced part of another stage, under the same attempt.
+    80206791, // A hop that only passed on was replaced when all had come back, and nobody looked at the lot again.
+    28539,    // A reduced part of another stage, under the same attempt.
 ];
 
 #[test]

@@ -187,6 +187,8 @@ pub enum Body {
         part: u32,
         /// Who sends them: the relay passes on what is not its own.
         holder: PeerId,
+        /// Which of its lots they are of, as the plan stamps them.
+        stamp: u64,
         /// Where in the tree they stand.
         nodes: Vec<TreeNode>,
         /// The sums.

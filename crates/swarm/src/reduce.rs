@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{PeerId, SiteId, StageId};
+use crate::ids::{Attempt, PeerId, SiteId, StageId};
 
 /// One attempt to reduce one stage; the message's fence carries step and attempt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,9 +23,9 @@ pub struct ReducePlan {
     pub stage: StageId,
     /// Everybody who needs the result: a group a site, each in order.
     pub groups: Vec<Vec<PeerId>>,
-    /// Everybody whose sums count, in order. Each is told which of its lots do: that is where 'exactly once' is
-    /// made.
-    pub holders: Vec<PeerId>,
+    /// Everybody whose sums count, in order, each with a stamp of which of its lots do: that is where 'exactly
+    /// once' is made.
+    pub holders: Vec<(PeerId, u64)>,
     /// Who adds up what.
     pub parts: Vec<Part>,
     /// Pairs that cannot talk, and who passes on between them.
@@ -45,6 +45,8 @@ pub struct Part {
     pub owners: Vec<PeerId>,
     /// The group whose owner adds up the groups' sums.
     pub root: u16,
+    /// The attempt in which its owners were chosen. What was sent of it since then is still of use.
+    pub since: Attempt,
 }
 
 /// A way round an edge that failed, for both directions.
@@ -92,7 +94,13 @@ impl ReducePlan {
 
     /// Whether a peer's sums count.
     pub fn has_holder(&self, peer: PeerId) -> bool {
-        self.holders.binary_search(&peer).is_ok()
+        self.stamp_of(peer).is_some()
+    }
+
+    /// The stamp of a holder's lots.
+    pub fn stamp_of(&self, peer: PeerId) -> Option<u64> {
+        let index = self.holders.binary_search_by_key(&peer, |(holder, _)| *holder).ok()?;
+        Some(self.holders[index].1)
     }
 
     /// Who waits for a peer's sums of a part: the owner in its group, or for that owner the root.
@@ -143,8 +151,8 @@ impl ReducePlan {
         at == elements
             && members.len() == self.groups.iter().map(Vec::len).sum::<usize>()
             && self.groups.iter().all(|group| ordered(group))
-            && ordered(&self.holders)
-            && self.holders.iter().all(|peer| members.contains(peer))
+            && self.holders.windows(2).all(|pair| pair[0].0 < pair[1].0)
+            && self.holders.iter().all(|(peer, _)| members.contains(peer))
             && self.relays.iter().all(|relay| members.contains(&relay.via))
     }
 }
@@ -153,8 +161,9 @@ impl ReducePlan {
 /// member to pass on is returned as an error, and its caller excludes one of the two.
 pub fn plan(
     stage: StageId,
+    attempt: Attempt,
     members: &BTreeMap<PeerId, Member>,
-    holders: BTreeSet<PeerId>,
+    holders: Vec<(PeerId, u64)>,
     elements: u64,
     broken: &BTreeSet<(PeerId, PeerId)>,
 ) -> Result<ReducePlan, (PeerId, PeerId)> {
@@ -163,7 +172,7 @@ pub fn plan(
         sites.entry(member.site).or_default().push((peer, member.bytes_per_s));
     }
     let groups: Vec<Vec<(PeerId, f64)>> = sites.into_values().collect();
-    let parts = parts(&groups, elements);
+    let parts = parts(&groups, elements, attempt);
     let mut relays = Vec::new();
     for &(a, b) in broken {
         if members.contains_key(&a) && members.contains_key(&b) {
@@ -181,11 +190,44 @@ pub fn plan(
         relays.len()
     );
     let groups = groups.iter().map(|group| group.iter().map(|(peer, _)| *peer).collect()).collect();
-    Ok(ReducePlan { stage, groups, holders: holders.into_iter().collect(), parts, relays, reason })
+    Ok(ReducePlan { stage, groups, holders, parts, relays, reason })
+}
+
+/// The same again after somebody is gone: only the parts of who is gone get other owners, and all else that was
+/// sent is still of use. `None`: it cannot be mended, and a new plan is needed. Within one group only: a group's
+/// sum that is on its way to the root would have to be taken back.
+pub fn mend(
+    before: &ReducePlan,
+    attempt: Attempt,
+    members: &BTreeMap<PeerId, Member>,
+    holders: Vec<(PeerId, u64)>,
+) -> Option<ReducePlan> {
+    let mut sites = members.values().map(|member| member.site);
+    let site = sites.next()?;
+    if before.groups.len() != 1 || !before.relays.is_empty() || sites.any(|other| other != site) {
+        return None;
+    }
+    let mut owned: BTreeMap<PeerId, u32> = members.keys().map(|&peer| (peer, 0)).collect();
+    let mut parts = before.parts.clone();
+    for owner in parts.iter().flat_map(|part| &part.owners) {
+        owned.entry(*owner).and_modify(|count| *count += 1);
+    }
+    let mut changed = 0;
+    for part in &mut parts {
+        if part.owners.iter().any(|owner| !members.contains_key(owner)) {
+            let (&heir, count) = owned.iter_mut().min_by_key(|(peer, count)| (**count, **peer))?;
+            *count += 1;
+            (part.owners, part.since) = (vec![heir], attempt);
+            changed += 1;
+        }
+    }
+    let reason = format!("somebody is gone: {changed} of {} parts have another owner", parts.len());
+    let groups = vec![members.keys().copied().collect()];
+    Some(ReducePlan { stage: before.stage, groups, holders, parts, relays: Vec::new(), reason })
 }
 
 /// The vector cut so that a part has one owner in each group, and one of them as its root.
-fn parts(groups: &[Vec<(PeerId, f64)>], elements: u64) -> Vec<Part> {
+fn parts(groups: &[Vec<(PeerId, f64)>], elements: u64, since: Attempt) -> Vec<Part> {
     let owned: Vec<Vec<(u64, PeerId)>> = groups.iter().map(|group| ends(group, elements)).collect();
     let cuts: BTreeSet<u64> = owned.iter().flatten().map(|(end, _)| *end).collect();
     let weights: Vec<f64> = groups.iter().map(|group| group.iter().map(|(_, rate)| rate).sum()).collect();
@@ -197,7 +239,8 @@ fn parts(groups: &[Vec<(PeerId, f64)>], elements: u64) -> Vec<Part> {
         let owners: Vec<PeerId> = owned.iter().filter_map(owner).collect();
         for (root, len) in apportion(cut - start, &weights).into_iter().enumerate() {
             if len > 0 {
-                parts.push(Part { start, end: start + len, owners: owners.clone(), root: root as u16 });
+                let (end, owners) = (start + len, owners.clone());
+                parts.push(Part { start, end, owners, root: root as u16, since });
                 start += len;
             }
         }
@@ -304,8 +347,8 @@ mod tests {
     #[test]
     fn with_two_sites_every_sum_crosses_once_and_every_result_once() {
         let members = members(&[(0, 0, 1.0), (1, 0, 1.0), (2, 0, 1.0), (3, 1, 1.0), (4, 1, 2.0)]);
-        let made =
-            plan(StageId(0), &members, members.keys().copied().collect(), 1000, &BTreeSet::new()).unwrap();
+        let holders = members.keys().map(|&peer| (peer, 0)).collect();
+        let made = plan(StageId(0), Attempt(1), &members, holders, 1000, &BTreeSet::new()).unwrap();
         assert!(made.is_sound(1000));
         let mut crossing = 0;
         for part in &made.parts {
@@ -327,10 +370,26 @@ mod tests {
     }
 
     #[test]
+    fn when_an_owner_is_gone_only_its_parts_change() {
+        let all = members(&[(0, 0, 1.0), (1, 0, 1.0), (2, 0, 1.0), (3, 0, 1.0)]);
+        let holders: Vec<(PeerId, u64)> = all.keys().map(|&peer| (peer, 7)).collect();
+        let made = plan(StageId(0), Attempt(1), &all, holders.clone(), 400, &BTreeSet::new()).unwrap();
+        let mut left = all.clone();
+        left.remove(&PeerId(2));
+        let mended = mend(&made, Attempt(2), &left, holders[..2].to_vec()).unwrap();
+        assert!(mended.is_sound(400));
+        for (before, after) in made.parts.iter().zip(&mended.parts) {
+            let gone = before.owners == [PeerId(2)];
+            assert_eq!(after.since, Attempt(if gone { 2 } else { 1 }));
+            assert_eq!(gone, before.owners != after.owners);
+        }
+    }
+
+    #[test]
     fn a_pair_that_cannot_talk_goes_through_the_fastest_third() {
         let members = members(&[(1, 0, 1.0), (2, 0, 1.0), (3, 0, 2.0)]);
         let broken = [(PeerId(1), PeerId(2))].into();
-        let made = plan(StageId(0), &members, [PeerId(1)].into(), 100, &broken).unwrap();
+        let made = plan(StageId(0), Attempt(1), &members, vec![(PeerId(1), 0)], 100, &broken).unwrap();
         assert_eq!(made.next_hop(PeerId(2), PeerId(1)), PeerId(3));
         assert_eq!(made.next_hop(PeerId(2), PeerId(3)), PeerId(3));
         assert!(made.is_sound(100));
@@ -340,7 +399,7 @@ mod tests {
     fn a_pair_without_a_third_is_named() {
         let broken = [(PeerId(1), PeerId(2))].into();
         let members = members(&[(1, 0, 1.0), (2, 0, 1.0)]);
-        let refused = plan(StageId(0), &members, BTreeSet::new(), 100, &broken);
+        let refused = plan(StageId(0), Attempt(1), &members, Vec::new(), 100, &broken);
         assert_eq!(refused, Err((PeerId(1), PeerId(2))));
     }
 

@@ -80,10 +80,12 @@ fn plan() -> impl Strategy<Value = ReducePlan> {
         end,
         owners,
         root,
+        since: Attempt(1),
     });
     let groups = prop::collection::vec(peers(), 0..3);
     (0u16..3, groups, peers(), prop::collection::vec(part, 0..3)).prop_map(
         |(stage, groups, holders, parts)| {
+            let holders = holders.into_iter().map(|peer| (peer, 0)).collect();
             let relays = vec![Relay { a: PeerId(0), b: PeerId(1), via: PeerId(2) }];
             ReducePlan { stage: StageId(stage), groups, holders, parts, relays, reason: String::new() }
         },
@@ -95,8 +97,14 @@ fn sound_plan() -> impl Strategy<Value = ReducePlan> {
     (0u16..2).prop_map(|stage| ReducePlan {
         stage: StageId(stage),
         groups: vec![vec![PeerId(0), PeerId(1)], vec![PeerId(2)]],
-        holders: vec![PeerId(0), PeerId(2)],
-        parts: vec![Part { start: 0, end: 4, owners: vec![PeerId(0), PeerId(2)], root: stage }],
+        holders: vec![(PeerId(0), 0), (PeerId(2), 0)],
+        parts: vec![Part {
+            start: 0,
+            end: 4,
+            owners: vec![PeerId(0), PeerId(2)],
+            root: stage,
+            since: Attempt(1),
+        }],
         relays: Vec::new(),
         reason: String::new(),
     })
@@ -150,6 +158,7 @@ fn body() -> impl Strategy<Value = Body> {
         })),
         Just(Body::LeaseEnd { leases: vec![grant.lease] }),
         work().prop_map(|work| Body::Begin(work, Payload::default())),
+        work().prop_map(Body::Onward),
         work().prop_map(|work| Body::Activation(work, Payload::default())),
         work().prop_map(|work| Body::Gradient(work, Payload::default())),
         (0u32..9).prop_map(move |lot| Body::Revoke { lot: Lot(lot), grant }),
@@ -169,6 +178,7 @@ fn body() -> impl Strategy<Value = Body> {
             stage,
             part,
             holder: PeerId(1),
+            stamp: 0,
             nodes: vec![node],
             payload: Payload::default()
         }),

@@ -99,7 +99,11 @@ fn replay(name: &str, trace: &Trace, model: &Model, stages: u16, rebalance: Poli
     tuning.depth = std::env::var("DEPTH").map_or(tuning.depth, |depth| depth.parse().expect("a number"));
     (tuning.quorum, tuning.rebalance) = (stages as usize, rebalance);
     let join_us = (spec.state_bytes as f64 / BYTES_PER_S * 1e6) as u64;
-    let outcome = World::new(&scenario).run().expect("every invariant holds");
+    let (outcome, told) = World::new(&scenario).run_with_log();
+    if std::env::var("LOG").is_ok() {
+        told.iter().for_each(|(at, what)| eprintln!("{:.3} {what}", *at as f64 / 1e6));
+    }
+    let outcome = outcome.expect("every invariant holds");
     // From the first commit after the start has settled to the last one.
     let commits: Vec<u64> = outcome.commits_us.iter().copied().filter(|at| *at > SETTLED_US).collect();
     let (first, last) = (commits[0], commits[commits.len() - 1]);
@@ -112,7 +116,10 @@ fn replay(name: &str, trace: &Trace, model: &Model, stages: u16, rebalance: Poli
         eprintln!(
             "  computed {:.3} of the bound, {} rollbacks, {} joins, {} steps, {} events",
             busy as f64 / 1e6 * SPEED / f64::from(stages) / bound(&scenario, 0..until_us, SPEED, join_us),
-            outcome.rollbacks, joins, outcome.step, outcome.events
+            outcome.rollbacks,
+            joins,
+            outcome.step,
+            outcome.events
         );
     }
 }

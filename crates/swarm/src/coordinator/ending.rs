@@ -21,6 +21,8 @@ pub(super) struct Life {
     pub reducing: Option<Reducing>,
     /// When the last lot was sealed.
     pub sealed_at: Option<Time>,
+    /// The last plan of this step, unless it failed for another reason than that somebody is gone.
+    last: Option<Arc<ReducePlan>>,
     /// Pairs of members that could not talk in an earlier attempt of this step.
     pub broken: BTreeSet<(PeerId, PeerId)>,
 }
@@ -223,17 +225,22 @@ impl Coordinator {
         if members.is_empty() {
             return; // The stage is lost; the rollback will see to it.
         }
-        let holders = self.steps[0].ledger.peers(stage);
-        let broken = self.lives[stage.0 as usize].broken.clone();
-        match reduce::plan(stage, &members, holders, self.spec.elements, &broken) {
+        let mut holdings = self.steps[0].ledger.holdings(stage);
+        let holders: Vec<(PeerId, u64)> = holdings.iter().map(|(&peer, lots)| (peer, stamp(lots))).collect();
+        let life = &mut self.lives[stage.0 as usize];
+        life.attempt.0 += 1;
+        let (attempt, broken) = (life.attempt, life.broken.clone());
+        let mended = life.last.take().filter(|_| broken.is_empty());
+        let mended = mended.and_then(|last| reduce::mend(&last, attempt, &members, holders.clone()));
+        let planned = mended
+            .map_or_else(|| reduce::plan(stage, attempt, &members, holders, self.spec.elements, &broken), Ok);
+        match planned {
             Ok(plan) => {
-                let life = &mut self.lives[stage.0 as usize];
-                life.attempt.0 += 1;
-                let attempt = life.attempt;
                 let plan = Arc::new(plan);
+                let life = &mut self.lives[stage.0 as usize];
+                life.last = Some(plan.clone());
                 life.reducing =
                     Some(Reducing { plan: plan.clone(), prepared: BTreeMap::new(), looked_at: 0 });
-                let mut holdings = self.steps[0].ledger.holdings(stage);
                 for peer in plan.members() {
                     let lots = holdings.remove(&peer).unwrap_or_default();
                     let body = Body::Reduce { plan: plan.clone(), lots };
@@ -293,7 +300,7 @@ impl Coordinator {
             return self.refusals.count(Refusal::Nonsense);
         }
         life.broken.insert((peer.min(on), peer.max(on)));
-        life.reducing = None;
+        (life.reducing, life.last) = (None, None);
         self.closing = Closing::No;
         out.push(Command::Tell(format!(
             "{peer} waits for {on} in {stage}: the sum is tried again another way"
@@ -323,7 +330,7 @@ impl Coordinator {
             out.push(Command::Tell(format!(
                 "{peer} got another sum than the others of {stage}: tried again"
             )));
-            life.reducing = None;
+            (life.reducing, life.last) = (None, None);
             self.closing = Closing::No;
             return self.advance(out);
         }
@@ -449,4 +456,10 @@ impl Coordinator {
         let holds = |member: &super::Member| member.is_active() && member.stage == Some(stage);
         self.members.iter().filter(|(_, m)| holds(m)).map(|(&peer, _)| peer).collect()
     }
+}
+
+/// What tells a set of lots from another (FNV-1a).
+fn stamp(lots: &[Lot]) -> u64 {
+    lots.iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, lot| (hash ^ u64::from(lot.0)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -163,6 +163,8 @@ pub struct Contribute {
     pub start: u64,
     /// The element after its last.
     pub end: u64,
+    /// Which of our lots count, as the plan stamps them.
+    pub stamp: u64,
     /// Which nodes.
     pub nodes: Vec<TreeNode>,
 }
@@ -170,8 +172,8 @@ pub struct Contribute {
 impl Contribute {
     /// The message, once the sums are read.
     pub fn message(self, payload: Payload) -> Envelope {
-        let Contribute { from, to, fence, stage, part, nodes, .. } = self;
-        let body = Body::Contribution { stage, part, holder: from, nodes, payload };
+        let Contribute { from, to, fence, stage, part, stamp, nodes, .. } = self;
+        let body = Body::Contribution { stage, part, holder: from, stamp, nodes, payload };
         Envelope { protocol: PROTOCOL, from: Address::Worker(from), to: Address::Worker(to), fence, body }
     }
 }

@@ -31,6 +31,10 @@ pub struct Reduction {
     /// The parts that are ours to add up in our group.
     gatherings: BTreeMap<u32, Gathering>,
     written: BTreeSet<u32>,
+    /// The parts of others that we have sent, or are sending, our sums of.
+    sent: BTreeSet<u32>,
+    /// Members that were not in the attempt before.
+    newcomers: Vec<PeerId>,
     /// What was prepared, once all parts are here.
     pub prepared: Option<(Digest, Vec<u8>)>,
 }
@@ -42,6 +46,8 @@ struct Gathering {
     come: BTreeMap<PeerId, Sums>,
     /// It was asked for: the nodes at which its sum will stand.
     asked: Option<Vec<TreeNode>>,
+    /// The result, once it is there: who comes later gets it too.
+    result: Option<Payload>,
 }
 
 /// Some sums of a part: where in the tree they stand, and what they are.
@@ -64,7 +70,69 @@ pub struct Due {
     pub into: Vec<TreeNode>,
 }
 
+impl Gathering {
+    fn new(missing: BTreeSet<PeerId>) -> Gathering {
+        Gathering { missing, come: BTreeMap::new(), asked: None, result: None }
+    }
+}
+
 impl Reduction {
+    /// Takes over what an earlier attempt of the same step had, as far as it is still of use: parts whose owners
+    /// stayed, and sums whose lots did. A part that was added up stays as it is, whoever of its holders is gone.
+    /// Whether anything could be kept.
+    pub fn take_over(&mut self, before: Reduction) -> bool {
+        let same_cut = before.plan.parts.len() == self.plan.parts.len();
+        if before.term != self.term || !same_cut {
+            return false;
+        }
+        let kept: BTreeSet<u32> = (self.plan.parts.iter().zip(&before.plan.parts).zip(0..))
+            .filter(|((now, then), _)| {
+                (now.start, now.end, now.since) == (then.start, then.end, then.since)
+                    && now.since <= before.attempt
+            })
+            .map(|(_, index)| index)
+            .collect();
+        let unchanged = self.plan.stamp_of(self.me) == before.plan.stamp_of(self.me);
+        self.sent = before.sent.into_iter().filter(|part| unchanged && kept.contains(part)).collect();
+        self.written = before.written.into_iter().filter(|part| kept.contains(part)).collect();
+        self.newcomers = self.plan.members().filter(|peer| !before.plan.has_member(*peer)).collect();
+        for (part, earlier) in before.gatherings.into_iter().filter(|(part, _)| kept.contains(part)) {
+            let Some(gathering) = self.gatherings.get_mut(&part) else { continue };
+            if earlier.asked.is_some() {
+                *gathering = Gathering { missing: BTreeSet::new(), ..earlier };
+                continue;
+            }
+            for (holder, sums) in earlier.come {
+                let same = self.plan.stamp_of(holder) == before.plan.stamp_of(holder);
+                if same && gathering.missing.remove(&holder) {
+                    gathering.come.insert(holder, sums);
+                }
+            }
+        }
+        !kept.is_empty()
+    }
+
+    /// Whether what an attempt sent of a part is still of use.
+    pub fn is_current(&self, part: u32, attempt: Attempt) -> bool {
+        let since = self.plan.parts.get(part as usize).map(|part| part.since);
+        since.is_some_and(|since| since <= attempt) && attempt <= self.attempt
+    }
+
+    /// The results that newcomers lack and have from us.
+    pub fn for_newcomers(&self) -> Vec<(u32, PeerId, Payload)> {
+        let mut results = Vec::new();
+        for (&part, gathering) in &self.gatherings {
+            let newcomers = self.newcomers.iter().filter(|peer| **peer != self.me);
+            results.extend(
+                gathering
+                    .result
+                    .iter()
+                    .flat_map(|&result| newcomers.clone().map(move |&peer| (part, peer, result))),
+            );
+        }
+        results
+    }
+
     /// Begins an attempt in which these lots of ours count; `None` if we are not in it.
     pub fn new(
         me: PeerId,
@@ -79,7 +147,7 @@ impl Reduction {
         for (part, index) in plan.parts.iter().zip(0..) {
             if part.owners.get(group) == Some(&me) {
                 let missing = plan.contributors(part, group);
-                gatherings.insert(index, Gathering { missing, come: BTreeMap::new(), asked: None });
+                gatherings.insert(index, Gathering::new(missing));
             }
         }
         Some(Reduction {
@@ -94,6 +162,8 @@ impl Reduction {
             own,
             gatherings,
             written: BTreeSet::new(),
+            sent: BTreeSet::new(),
+            newcomers: Vec::new(),
             prepared: None,
         })
     }
@@ -108,12 +178,19 @@ impl Reduction {
         nodes(&self.own, lots, reduce)
     }
 
-    /// The parts that we do not add up for our group, with who does.
-    pub fn parts_of_others(&self) -> impl Iterator<Item = (u32, &Part, PeerId)> {
-        let owner = |part: &Part| part.owners.get(self.group).copied();
-        let numbered = self.plan.parts.iter().zip(0..);
-        let owned = numbered.filter_map(move |(part, index)| Some((index, part, owner(part)?)));
-        owned.filter(|(_, _, owner)| *owner != self.me)
+    /// The parts that we do not add up for our group, with who does, as far as our sums of them are not on their
+    /// way. Everybody begins with another one, so that nobody is flooded.
+    pub fn to_send(&mut self) -> Vec<(u32, Part, PeerId)> {
+        let mut to_send = Vec::new();
+        for (part, index) in self.plan.parts.iter().zip(0..) {
+            let owner = part.owners.get(self.group).copied().filter(|owner| *owner != self.me);
+            if let Some(owner) = owner.filter(|_| self.sent.insert(index)) {
+                to_send.push((index, part.clone(), owner));
+            }
+        }
+        let after_us = to_send.partition_point(|(_, _, owner)| *owner < self.me);
+        to_send.rotate_left(after_us);
+        to_send
     }
 
     /// Takes a contribution to a part of ours; false if it is not wanted.
@@ -167,11 +244,15 @@ impl Reduction {
         let others = part.owners.iter().filter(|_| part.root as usize == self.group);
         let group = self.plan.groups[self.group].iter();
         let all: BTreeSet<PeerId> = others.chain(group).copied().filter(|peer| *peer != self.me).collect();
-        all.into_iter().collect()
+        let (before, after): (Vec<PeerId>, Vec<PeerId>) = all.into_iter().partition(|peer| *peer < self.me);
+        after.into_iter().chain(before).collect()
     }
 
     /// Takes note of a reduced part; false if it was here already or does not exist.
-    pub fn write(&mut self, part: u32) -> bool {
+    pub fn write(&mut self, part: u32, payload: Payload) -> bool {
+        if let Some(gathering) = self.gatherings.get_mut(&part) {
+            gathering.result = Some(payload);
+        }
         (part as usize) < self.plan.parts.len() && self.written.insert(part)
     }
 

@@ -51,13 +51,18 @@ impl Worker {
         }
         let tuning = self.spec.tuning;
         let patience = now + self.reduce_time.deadline(tuning.slack, tuning.unknown, number.1.0.min(3));
-        let Some(reduction) = Reduction::new(self.me, number, plan, counted, now, patience) else {
+        let Some(mut reduction) = Reduction::new(self.me, number, plan, counted, now, patience) else {
             return self.refusals.count(Refusal::Nonsense);
         };
+        let before = self.reduction.take();
+        if !before.is_some_and(|before| reduction.take_over(before)) {
+            out.push(Command::BeginReduce(step));
+        }
         self.reduction = Some(reduction);
-        out.push(Command::BeginReduce(step));
         self.contribute(out);
         self.sum_complete_parts(out);
+        self.serve_newcomers(out);
+        self.prepare_if_whole(out);
         self.look_again(now, out);
     }
 
@@ -65,7 +70,13 @@ impl Worker {
     pub(super) fn on_contribution(&mut self, envelope: Envelope, out: &mut Vec<Command>) {
         let me = self.me;
         let Some(reduction) = self.current_reduction(&envelope) else { return };
-        let Body::Contribution { part, holder, ref nodes, payload, .. } = envelope.body else { return };
+        let Body::Contribution { part, holder, stamp, ref nodes, payload, .. } = envelope.body else {
+            return;
+        };
+        let counts = reduction.plan.stamp_of(holder).is_none_or(|counted| counted == stamp);
+        if !counts || !reduction.is_current(part, envelope.fence.attempt) {
+            return self.refusals.count(Refusal::OldAttempt);
+        }
         let part_of = reduction.plan.parts.get(part as usize);
         let gatherer = part_of.and_then(|part| reduction.plan.gatherer(part, holder));
         if gatherer.is_some_and(|gatherer| gatherer != me) {
@@ -82,6 +93,9 @@ impl Worker {
         let me = self.me;
         let Some(reduction) = self.current_reduction(&envelope) else { return };
         let Body::Reduced { part, member, payload, .. } = envelope.body else { return };
+        if !reduction.is_current(part, envelope.fence.attempt) {
+            return self.refusals.count(Refusal::OldAttempt);
+        }
         if !reduction.plan.has_member(member) {
             return self.refusals.count(Refusal::Nonsense);
         }
@@ -101,7 +115,7 @@ impl Worker {
         out: &mut Vec<Command>,
     ) {
         let Some(reduction) = self.reduction.as_ref() else { return };
-        if (reduction.term, reduction.attempt) != (term, attempt) {
+        if reduction.term != term || !reduction.is_current(part, attempt) {
             return;
         }
         let plan = reduction.plan.clone();
@@ -113,7 +127,8 @@ impl Worker {
         let to = Address::Worker(plan.next_hop(self.me, root));
         let fence = Fence { term, ..self.fence(attempt) };
         let (stage, nodes) = (plan.stage, nodes.to_vec());
-        let body = Body::Contribution { stage, part, holder: self.me, nodes, payload };
+        let stamp = plan.stamp_of(self.me).unwrap_or_default();
+        let body = Body::Contribution { stage, part, holder: self.me, stamp, nodes, payload };
         self.send(to, fence, body, out);
     }
 
@@ -254,7 +269,7 @@ impl Worker {
             self.keep_for_later(envelope.clone());
             return None;
         }
-        if ours != Some(theirs) {
+        if ours.is_some_and(|ours| ours.0 != theirs.0) {
             self.refusals.count(Refusal::OldAttempt);
             return None;
         }
@@ -280,23 +295,41 @@ impl Worker {
     }
 
     fn contribute(&mut self, out: &mut Vec<Command>) {
-        let Some(reduction) = self.reduction.as_ref() else { return };
-        let nodes = reduction.own_nodes(self.spec.lots, self.spec.reduce);
-        if nodes.is_empty() {
-            return;
-        }
-        let fence = Fence { term: reduction.term, ..self.fence(reduction.attempt) };
-        for (index, part, owner) in reduction.parts_of_others() {
+        let (lots, reduce) = (self.spec.lots, self.spec.reduce);
+        let Some(reduction) = self.reduction.as_mut() else { return };
+        let nodes = reduction.own_nodes(lots, reduce);
+        let Some(stamp) = reduction.plan.stamp_of(self.me).filter(|_| !nodes.is_empty()) else { return };
+        let (to_send, plan, attempt) = (reduction.to_send(), reduction.plan.clone(), reduction.attempt);
+        let fence = Fence { term: reduction.term, ..self.fence(attempt) };
+        for (index, part, owner) in to_send {
             out.push(Command::Contribute(Contribute {
                 from: self.me,
-                to: reduction.plan.next_hop(self.me, owner),
+                to: plan.next_hop(self.me, owner),
                 fence,
-                stage: reduction.plan.stage,
+                stage: plan.stage,
                 part: index,
                 start: part.start,
                 end: part.end,
+                stamp,
                 nodes: nodes.clone(),
             }));
+        }
+    }
+
+    /// Those who joined after a part was done get it too.
+    fn serve_newcomers(&mut self, out: &mut Vec<Command>) {
+        let Some(reduction) = self.reduction.as_ref() else { return };
+        let stage = reduction.plan.stage;
+        let fence = Fence { term: reduction.term, ..self.fence(reduction.attempt) };
+        for (part, member, payload) in reduction.for_newcomers() {
+            let to = Address::Worker(reduction.plan.next_hop(self.me, member));
+            self.send(to, fence, Body::Reduced { stage, part, member, payload }, out);
+        }
+    }
+
+    fn prepare_if_whole(&mut self, out: &mut Vec<Command>) {
+        if let Some(reduction) = self.reduction.as_ref().filter(|reduction| reduction.is_whole()) {
+            out.push(Command::Prepare(reduction.term, reduction.attempt));
         }
     }
 
@@ -312,14 +345,11 @@ impl Worker {
     fn take_result(&mut self, part: u32, payload: Payload, out: &mut Vec<Command>) {
         let step = self.version;
         let Some(reduction) = self.reduction.as_mut() else { return };
-        if !reduction.write(part) {
+        if !reduction.write(part, payload) {
             return self.refusals.count(Refusal::Repeated);
         }
         let Part { start, end, .. } = reduction.plan.parts[part as usize];
         out.push(Command::WriteReduced { step, start, end, payload });
-        if reduction.is_whole() {
-            out.push(Command::Prepare(reduction.term, reduction.attempt));
-        }
         let (plan, recipients) = (reduction.plan.clone(), reduction.recipients(part));
         let (term, attempt) = (reduction.term, reduction.attempt);
         let fence = Fence { term, ..self.fence(attempt) };
@@ -328,6 +358,7 @@ impl Worker {
             let body = Body::Reduced { stage: plan.stage, part, member, payload };
             self.send(to, fence, body, out);
         }
+        self.prepare_if_whole(out);
     }
 
     /// A relay's part: the message goes on under our name, the holder or member in it stays.

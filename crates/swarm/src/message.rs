@@ -355,6 +355,8 @@ pub struct Holder {
     pub draining: bool,
     /// The first step for which it has the weights.
     pub since: Step,
+    /// The last one, if it still lacks a sum; `None`: it goes along with the run.
+    pub until: Option<Step>,
 }
 
 /// A lot for a driver to see through.

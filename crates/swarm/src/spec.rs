@@ -75,6 +75,11 @@ impl Sync {
         version <= step && step.0 <= version.0.saturating_add(self.lag())
     }
 
+    /// The last step that can be computed by who has the weights of `version` and none after.
+    pub fn last_step(self, version: Step) -> Step {
+        Step(version.0.saturating_add(self.lag()))
+    }
+
     /// The first step that can be computed by who has the weights of `version` and none before.
     pub fn first_step(self, version: Step) -> Step {
         if version == Step(0) { version } else { Step(version.0.saturating_add(self.lag())) }

@@ -49,6 +49,8 @@ pub struct About {
     pub draining: bool,
     /// The first step for which it has the weights.
     pub since: Step,
+    /// The last one, if it still lacks a sum.
+    pub until: Option<Step>,
     /// Microbatches that it has, or is about to get.
     pub owes: u32,
     /// Those of them that it has not computed forward.
@@ -84,11 +86,24 @@ pub struct Load {
     pub backward: u32,
 }
 
+impl About {
+    /// Whether it has the weights for a step.
+    pub fn has_weights_of(&self, step: Step) -> bool {
+        self.since <= step && self.until.is_none_or(|until| step <= until)
+    }
+}
+
 impl Account {
     fn new(holder: &Holder) -> Account {
         let us = 1e6 / holder.speed.max(1e-6);
-        let about =
-            About { site: holder.site, draining: holder.draining, since: holder.since, owes: 0, to_begin: 0 };
+        let about = About {
+            site: holder.site,
+            draining: holder.draining,
+            since: holder.since,
+            until: holder.until,
+            owes: 0,
+            to_begin: 0,
+        };
         Account { about, forward_us: us / 3.0, backward_us: us * 2.0 / 3.0, blame: 1.0, to_return: 0 }
     }
 
@@ -152,6 +167,11 @@ impl Wiring {
     /// Whether the stage has this holder.
     pub fn has(&self, peer: PeerId) -> bool {
         self.accounts.contains_key(&peer)
+    }
+
+    /// All holders of the stage.
+    pub fn peers(&self) -> impl Iterator<Item = (PeerId, About)> {
+        self.accounts.iter().map(|(&peer, account)| (peer, account.about))
     }
 
     /// How many holders the stage has.
@@ -284,6 +304,7 @@ mod tests {
             speed: 1e3 / ms as f64,
             draining: false,
             since: Step(0),
+            until: None,
         };
         wiring.set_peers(&ms.iter().zip(0..).map(holder).collect::<Vec<_>>());
         wiring

@@ -30,8 +30,9 @@ struct Model {
     step_s: f64,
 }
 
-const MODELS: [Model; 4] = [
-    Model { name: "125 M", parameters: 125e6, gradient_bytes: 4.0, step_s: 25.0 },
+const MODELS: [Model; 5] = [
+    Model { name: "125 M", parameters: 125e6, gradient_bytes: 4.0, step_s: 40.0 },
+    Model { name: "125 M, bf16 gradients", parameters: 125e6, gradient_bytes: 2.0, step_s: 30.0 },
     Model { name: "1 B", parameters: 1e9, gradient_bytes: 4.0, step_s: 120.0 },
     Model { name: "1 B, bf16 gradients", parameters: 1e9, gradient_bytes: 2.0, step_s: 60.0 },
     Model { name: "1 B, int8 gradients", parameters: 1e9, gradient_bytes: 1.0, step_s: 35.0 },

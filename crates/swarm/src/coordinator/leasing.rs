@@ -199,7 +199,8 @@ impl Coordinator {
             if let Some(stage) = member.stage {
                 let Capability { site, speed, .. } = member.capability;
                 let (draining, since) = (member.draining, member.since());
-                stages[stage.0 as usize].push(Holder { peer, site, speed, draining, since });
+                let until = member.behind.then(|| self.spec.sync.last_step(member.version.1));
+                stages[stage.0 as usize].push(Holder { peer, site, speed, draining, since, until });
             }
         }
         View { number: self.view, stages }

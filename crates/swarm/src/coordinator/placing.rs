@@ -279,6 +279,7 @@ impl Coordinator {
     pub(super) fn caught_up(&mut self, peer: PeerId, out: &mut Vec<Command>) {
         if let Some(member) = self.members.get_mut(&peer).filter(|member| member.behind) {
             (member.behind, member.catches_up_from) = (false, None);
+            self.new_view(out);
             self.advance(out);
         }
     }

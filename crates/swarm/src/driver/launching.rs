@@ -16,6 +16,9 @@ use crate::spec::{Reduce, Sync};
 use crate::time::Span;
 use crate::wiring::{Aim, Wiring};
 
+/// How many lost lots one peer does again.
+const REDO: u32 = 8;
+
 /// What waits to be sent.
 #[derive(Clone, Debug)]
 pub(super) struct Queue {
@@ -27,6 +30,8 @@ pub(super) struct Queue {
     set_aside: BTreeMap<PeerId, VecDeque<LotOf>>,
     /// For the stages after the first: which peer got the lots from here on.
     stretches: Vec<BTreeMap<LotOf, Stretch>>,
+    /// For lots that were lost in a stage: who does them again, and how many more it should get.
+    redoes: BTreeMap<(Step, StageId), (PeerId, u32)>,
     /// Lots of each step that were leased to us.
     leased: BTreeMap<Step, u32>,
 }
@@ -47,6 +52,7 @@ impl Queue {
             free: BTreeSet::new(),
             set_aside: BTreeMap::new(),
             stretches: vec![BTreeMap::new(); stages as usize],
+            redoes: BTreeMap::new(),
             leased: BTreeMap::new(),
         }
     }
@@ -88,6 +94,7 @@ impl Queue {
             !lots.is_empty()
         });
         self.leased.retain(|&open, _| open >= step);
+        self.redoes.retain(|&(open, _), _| open >= step);
     }
 
     /// What was set aside for peers that are gone is free again.
@@ -109,6 +116,23 @@ impl Queue {
         if stretch.lots > 1 {
             self.stretches[stage.0 as usize].insert(at, stretch);
         }
+    }
+
+    /// Who does the lots again that were lost in a stage: a few each, since whoever does one has to send its whole
+    /// sum again if the step is being reduced. `new` is who would be chosen for one alone.
+    pub(super) fn redo(
+        &mut self,
+        step: Step,
+        stage: StageId,
+        fit: impl Fn(PeerId) -> bool,
+        new: PeerId,
+    ) -> PeerId {
+        let (peer, left) = self.redoes.entry((step, stage)).or_insert((new, REDO));
+        if *left == 0 || !fit(*peer) {
+            (*peer, *left) = (new, REDO);
+        }
+        *left -= 1;
+        *peer
     }
 
     /// The oldest lot that was set aside for a peer, unless an older step has free ones.

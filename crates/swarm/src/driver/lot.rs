@@ -86,6 +86,11 @@ impl LotRun {
         self.lease.held.get(stage.0 as usize).is_some_and(Option::is_none)
     }
 
+    /// Whether some stage has it already: it was lost in the others.
+    pub fn is_redo(&self) -> bool {
+        self.lease.held.iter().any(Option::is_some)
+    }
+
     /// The next stage is given to a peer, which then owes us so many microbatches.
     pub fn add_hop(&mut self, peer: PeerId, owed: u32) {
         let grant = self.wants(StageId(self.route.len() as u16)).then_some(self.attempt);

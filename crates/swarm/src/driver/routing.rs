@@ -1,5 +1,7 @@
 //! Which peers compute a lot, and what to do when one of them is late or gone.
 
+use std::collections::BTreeSet;
+
 use crate::driver::launching::Stretch;
 use crate::driver::lot::{Flight, LotRun};
 use crate::driver::{Command, Driver};
@@ -13,7 +15,8 @@ impl Driver {
     pub(super) fn begin_route(&mut self, at: LotOf, first: PeerId) -> bool {
         let known = |peer: &PeerId| self.wirings[0].has(*peer);
         let Some(held) = self.lots.get(&at).map(|run| run.lease.held[0].filter(known)) else { return false };
-        self.add_hop(at, held.unwrap_or(first), held.is_some());
+        let first = held.unwrap_or_else(|| self.who_does_again(StageId(0), at, &[], first));
+        self.add_hop(at, first, held.is_some());
         let bound = self.bind(at, 2);
         if !bound && let Some(run) = self.lots.get_mut(&at) {
             run.settle(&mut self.wirings);
@@ -36,9 +39,27 @@ impl Driver {
                 .or_else(|| self.choose_near(stage, at, size, &near))
                 .or_else(|| self.choose(stage, at.step, size, &near, None));
             let Some(peer) = chosen else { return false };
+            let peer = held.unwrap_or_else(|| self.who_does_again(stage, at, &near, peer));
             self.add_hop(at, peer, held.is_some());
         }
         true
+    }
+
+    /// If a lot was lost in a stage, the peer that does others of them again.
+    fn who_does_again(&mut self, stage: StageId, at: LotOf, near: &[PeerId], new: PeerId) -> PeerId {
+        let lost = self.lots.get(&at).is_some_and(|run| run.is_redo() && run.wants(stage));
+        if !lost {
+            return new;
+        }
+        let (size, wiring) = (self.size(at), &self.wirings[stage.0 as usize]);
+        let fit: BTreeSet<PeerId> = wiring
+            .peers()
+            .filter(|(peer, about)| {
+                self.is_fit(*about, at.step, size) && self.is_reachable(stage, *peer, near)
+            })
+            .map(|(peer, _)| peer)
+            .collect();
+        self.queue.redo(at.step, stage, |peer| fit.contains(&peer), new)
     }
 
     fn add_hop(&mut self, at: LotOf, peer: PeerId, held: bool) {
@@ -153,7 +174,8 @@ impl Driver {
         let wiring = &self.wirings[stage.0 as usize];
         let (aim, cost) = (self.aim(), |about: About| self.cost(stage, about.site, near));
         self.choose_fit(stage, step, size, near, not).or_else(|| {
-            let able = |peer, about: About| (Some(peer) != not && about.since <= step).then(|| cost(about));
+            let able =
+                |peer, about: About| (Some(peer) != not && about.has_weights_of(step)).then(|| cost(about));
             let choice = wiring
                 .choose(size, aim, able)
                 .or_else(|| wiring.choose(size, aim, |_, about| Some(cost(about))));
@@ -181,7 +203,7 @@ impl Driver {
     pub(super) fn is_fit(&self, about: About, step: Step, size: u32) -> bool {
         // A lot larger than the room goes to who has nothing else to do.
         let room = about.owes == 0 || about.owes as usize + size as usize <= self.spec.tuning.jobs;
-        !about.draining && about.since <= step && room
+        !about.draining && about.has_weights_of(step) && room
     }
 
     /// What the way to a site costs, in the currency of response times.

@@ -6,7 +6,7 @@ use starling_sim::scenario::{Sabotage, Scenario};
 use starling_swarm::ids::{PeerId, Step};
 
 /// Seeds that once failed, with what they found.
-const ONCE_FAILED: [u64; 22] = [
+const ONCE_FAILED: [u64; 23] = [
     2,         // A verdict was lost, and the reduction that named the lot was refused for ever.
     25,        // A joiner was told to make version 1 from the seed.
     317,       // Nobody complained of a member that could not be reached.

@@ -105,7 +105,7 @@ impl Worker {
                 if self.stage != Some(stage) || !self.whole || fence.epoch != self.epoch {
                     return self.refusals.count(Refusal::OtherStage);
                 }
-                if self.applying.is_some() || fence.step > self.version {
+                if self.applying.is_some() || self.is_loading() || fence.step > self.version {
                     // Half an update is no state, and an old one would take the joiner back: the request waits
                     // until we are there.
                     let body = Body::StateRequest { stage, have };

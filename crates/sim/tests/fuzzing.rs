@@ -29,6 +29,7 @@ const ONCE_FAILED: [u64; 23] = [
     60069695,  // The patience with a lot after a straggler and a cut was longer than the run's.
     80206791, // A hop that only passed on was replaced when all had come back, and nobody looked at the lot again.
     28539,    // A reduced part of another stage, under the same attempt.
+    100126374, // A donor that was itself catching up gave a newer state than it said.
 ];
 
 #[test]

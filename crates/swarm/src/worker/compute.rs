@@ -47,10 +47,9 @@ impl Worker {
             return self.refusals.count(Refusal::Unasked);
         }
         let key = key(&work, fence);
-        if !self.jobs.go_onward(work, fence) {
-            return self.refusals.count(Refusal::Repeated);
-        }
-        if let Some(job) = self.jobs.get(key) {
+        if self.jobs.go_onward(work, fence)
+            && let Some(job) = self.jobs.get(key)
+        {
             self.send_activation(job, out); // If it is computed; otherwise it goes when it is.
         }
     }

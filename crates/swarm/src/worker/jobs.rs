@@ -167,8 +167,8 @@ impl Jobs {
         Some(job)
     }
 
-    /// More of a microbatch's route is decided: whether that is news. A small message may overtake the tensor, so
-    /// it is kept for a microbatch that is not here yet.
+    /// More of a microbatch's route is decided: whether that is news for one that is here. A small message may
+    /// overtake the tensor, so it is kept for one that is not here yet, or not in this try.
     pub fn go_onward(&mut self, work: Work, fence: Fence) -> bool {
         let key = key(&work, fence);
         let try_of = (work.lease, fence.attempt);
@@ -185,8 +185,11 @@ impl Jobs {
                 if self.onward.len() >= 4 * self.limit {
                     self.onward.pop_first(); // Of the oldest step: the likeliest to be of no use any more.
                 }
-                self.onward.insert(key, (try_of, work.route));
-                true
+                let kept = self.onward.entry(key).or_insert((try_of, work.route.clone()));
+                if try_of >= kept.0 {
+                    *kept = (try_of, work.route);
+                }
+                false
             }
         }
     }
@@ -194,12 +197,12 @@ impl Jobs {
     /// What is known of a microbatch's way beyond what it came with.
     fn longer_route(&mut self, work: &mut Work, fence: Fence) {
         let try_of = (work.lease, fence.attempt);
-        if let Some((of, route)) = self.onward.remove(&key(work, fence))
-            && of == try_of
-            && route.len() > work.route.len()
-        {
-            work.route = route;
+        let key = key(work, fence);
+        let Some((of, route)) = self.onward.get(&key).filter(|(of, _)| *of <= try_of) else { return };
+        if *of == try_of && route.len() > work.route.len() {
+            work.route = route.clone();
         }
+        self.onward.remove(&key);
     }
 
     /// Drops a microbatch.

@@ -2,8 +2,8 @@
 //! can be cut: two sites from each other, one way or both, or one edge between two hosts that both live.
 //!
 //! The transport below the machines is reliable as long as a path lives, so loss costs time (a retransmission),
-//! and only a cut loses messages. Control waits behind nothing, tensors of work only behind each other, and sums
-//! and states get what those leave.
+//! and only a cut loses messages. Control waits behind nothing, tensors of work only behind each other, sums get
+//! what those leave, and states what is left then.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,23 +46,23 @@ struct Host {
 /// A host's uplink or downlink.
 #[derive(Clone, Copy, Debug, Default)]
 struct Way {
-    /// When all work that was sent is through.
-    work_free: u64,
-    /// When all sums and states that were sent are through.
-    bulk_free: u64,
+    /// When all tensors of work that were sent are through; then the same for sums, and for states.
+    free: [u64; 3],
 }
 
 impl Way {
-    /// Something takes the way for so long, from `from` on at the earliest; when it is through.
+    /// Something takes the way for so long, from `from` on at the earliest; when it is through. What it overtakes
+    /// is later by as much, except for what was already promised to be through by then.
     fn take(&mut self, urgency: Urgency, from: u64, duration_us: u64) -> u64 {
-        if urgency == Urgency::Bulk {
-            self.bulk_free = from.max(self.bulk_free) + duration_us;
-            return self.bulk_free;
+        let class = match urgency {
+            Urgency::Control | Urgency::Work => 0,
+            Urgency::Sum => 1,
+            Urgency::State => 2,
+        };
+        for free in &mut self.free[class..] {
+            *free = from.max(*free) + duration_us;
         }
-        self.work_free = from.max(self.work_free) + duration_us;
-        // What is overtaken waits; what was already promised to be through by then is not taken back.
-        self.bulk_free = self.bulk_free.max(from) + duration_us;
-        self.work_free
+        self.free[class]
     }
 }
 

@@ -442,15 +442,18 @@ pub enum Decline {
 }
 
 /// What a message may wait behind on its way. A transport keeps these apart: a decision is not stuck behind a
-/// tensor, nor a tensor that a device waits for behind a gradient for which there is a whole step of time.
+/// tensor, a tensor that a device waits for not behind a gradient for which there is a whole step of time, and that
+/// not behind the state for a joiner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Urgency {
     /// Small, and decides something.
     Control,
     /// A tensor that a device waits for.
     Work,
-    /// Sums and states.
-    Bulk,
+    /// A part of a gradient that a stage waits for.
+    Sum,
+    /// What one joiner waits for.
+    State,
 }
 
 /// Why a message is malformed.
@@ -549,7 +552,8 @@ impl Envelope {
     pub fn urgency(&self) -> Urgency {
         match &self.body {
             Body::Begin(..) | Body::Activation(..) | Body::Gradient(..) => Urgency::Work,
-            Body::State { .. } | Body::Contribution { .. } | Body::Reduced { .. } => Urgency::Bulk,
+            Body::Contribution { .. } | Body::Reduced { .. } => Urgency::Sum,
+            Body::State { .. } => Urgency::State,
             _ => Urgency::Control,
         }
     }

@@ -17,7 +17,7 @@ use crate::time::Span;
 use crate::wiring::{Aim, Wiring};
 
 /// How many lost lots one peer does again.
-const REDO: u32 = 8;
+const REDO: u32 = 3;
 
 /// What waits to be sent.
 #[derive(Clone, Debug)]

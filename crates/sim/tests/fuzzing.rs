@@ -6,7 +6,7 @@ use starling_sim::scenario::{Sabotage, Scenario};
 use starling_swarm::ids::{PeerId, Step};
 
 /// Seeds that once failed, with what they found.
-const ONCE_FAILED: [u64; 23] = [
+const ONCE_FAILED: [u64; 24] = [
     2,         // A verdict was lost, and the reduction that named the lot was refused for ever.
     25,        // A joiner was told to make version 1 from the seed.
     317,       // Nobody complained of a member that could not be reached.
@@ -30,6 +30,7 @@ const ONCE_FAILED: [u64; 23] = [
     80206791, // A hop that only passed on was replaced when all had come back, and nobody looked at the lot again.
     28539,    // A reduced part of another stage, under the same attempt.
     100126374, // A donor that was itself catching up gave a newer state than it said.
+    110127122, // The doubt whether an owner waits itself lasted as long as a clock had jumped.
 ];
 
 #[test]

@@ -21,12 +21,12 @@
 //!
 //! # The protocol, in ten lines
 //! 1. The coordinator *leases* a lot to one driver, naming the stages whose gradients are wanted.
-//! 2. The driver picks a peer a stage; the *grant* (lease, attempt) travels in the route with the forward pass.
+//! 2. The driver picks a peer a stage, one hop ahead; the *grant* (lease, attempt) travels in the route.
 //! 3. A worker folds a gradient only under the newest grant that it has seen for the lot, each microbatch once.
 //! 4. With its last gradient a lot is *sealed*; the first seal of (lot, stage) enters the *ledger*, others are refused.
 //! 5. A peer that is late is replaced under a later attempt: the lot is done again in that stage only.
-//! 6. When all lots of a stage are sealed, the coordinator sends a numbered *reduce* plan that names whose sum of
-//!    each lot counts: that is where 'exactly once' is made. The sums are read, never changed.
+//! 6. When all lots of a stage are sealed, the coordinator sends a numbered *reduce* plan, and tells each holder
+//!    which of its lots count: that is where 'exactly once' is made. The sums are read, never changed.
 //! 7. Members add up their parts in the fixed tree, exchange them, and say *prepared* with the result's hash.
 //! 8. When all stages are prepared the commit is *journaled*, and only then sent; only then does anybody apply it.
 //! 9. Who dies before that takes its lots back to open. Who misses a commit fetches what it missed from a donor.

@@ -236,7 +236,7 @@ impl Worker {
         if waits.is_some_and(|(_, certain)| !certain) && !reduction.doubted {
             // The owner may itself be waiting for another, which it will then name sooner than we would name it.
             reduction.doubted = true;
-            reduction.patience = now + now.since(reduction.began);
+            reduction.patience = now + tuning.unknown;
             return;
         }
         reduction.patience = now + tuning.unknown;

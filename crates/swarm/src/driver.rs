@@ -1,10 +1,11 @@
-//! The driver: sees leased lots through the pipeline. Picks one peer a stage for each lot, bounds what is in
-//! flight, watches progress with deadlines that adapt, and routes around whoever is late or gone.
+//! The driver: sees leased lots through the pipeline. Picks one peer a stage for each lot, one hop ahead of it,
+//! bounds what is in flight, watches progress with deadlines that adapt, and routes around whoever is late or gone.
 //!
 //! Who grants what: the coordinator leases a lot to one driver; the driver grants (lot, stage) to one peer by
 //! the attempt in the hop of the route, so that the grant travels with the forward pass. Changing a stage's
-//! peer makes a later grant; the lot is then done again from its start *in that stage* (full replay through the
-//! pipeline at the same version), and the other stages, whose grants stay, fold only what they lack.
+//! peer makes a later grant; the lot is then sent through the whole pipeline once more, and is done again from its
+//! start *in that stage*. The other stages, whose grants stay, answer from what they kept, and fold only what they
+//! lack.
 //!
 //! A driver counts nothing: whose sum of a lot is taken is the ledger's business. The worst that a driver can
 //! do is to waste work.

@@ -1,11 +1,11 @@
 //! Who computes the next lot: SWARM's interleaved weighted round robin, with two changes.
 //!
-//! Every peer of a stage has an account: the time that the work it was given, and has not given back, will take.
-//! The peer on which the next lot would be done first gets it. So work goes out interleaved and in proportion to
-//! speed, and the last lots of a step do not go to a slow peer for which everybody would then wait. In SWARM an
-//! account grows by the average *response* time and never falls; a response contains the queue that the driver
-//! itself made, so with several lots in flight all peers of a stage look equally slow. Here it grows by the time
-//! that the peer *computes*, which the worker measures, and falls as work comes back.
+//! Every peer of a stage has an account: the time that it needs for what it has to do for us now, forward work that
+//! is on its way to it included. As long as there is more to hand out, the peer that can begin first gets the next
+//! lot, so that everybody is at work; towards the end of a step the one that can be *done* first, so that nobody
+//! waits for a slow peer. In SWARM an account grows by the average *response* time and never falls; a response
+//! contains the queue that the driver itself made, so with several lots in flight all peers of a stage look equally
+//! slow. Here it grows by the time that the peer *computes*, which the worker measures, and falls as work is done.
 //!
 //! A hop to another site is a handicap in the same currency, not a ban: it is preferred as soon as the near
 //! peers are busier by that much.
@@ -167,11 +167,6 @@ impl Wiring {
     /// Whether the stage has this holder.
     pub fn has(&self, peer: PeerId) -> bool {
         self.accounts.contains_key(&peer)
-    }
-
-    /// All holders of the stage.
-    pub fn peers(&self) -> impl Iterator<Item = (PeerId, About)> {
-        self.accounts.iter().map(|(&peer, account)| (peer, account.about))
     }
 
     /// How many holders the stage has.

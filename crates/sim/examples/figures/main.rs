@@ -1,5 +1,6 @@
-//! The simulator's figures, as lines of JSON: `cargo xtask bench sim` runs this and knows what they must reach.
-//! For one of them: `cargo run --release -p starling-sim --example figures -- speeds`.
+//! The simulator's figures, as lines of JSON: `cargo run --release -p starling-sim --example figures -- speeds`, or
+//! `scale`, or `traces FOLDER`. Shorter ones: `HOURS=2` for `scale`; `MINUTES=20` and `ONLY='p2, 125 M'`, a part of
+//! the figure's name, for `traces`.
 
 mod scale;
 mod speeds;

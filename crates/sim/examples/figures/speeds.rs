@@ -35,7 +35,6 @@ fn share(sync: Sync, reduce: Reduce, stages: u16, replicas: usize, lots: u32) {
     let tuning = &mut spec.tuning;
     (tuning.beat, tuning.silence) = (Span::s(1), Span::s(4));
     (tuning.slack, tuning.unknown) = (Span::s(2), Span::s(60));
-    tuning.depth = std::env::var("DEPTH").map_or(tuning.depth, |depth| depth.parse().expect("a number"));
     tuning.jobs = 4 * tuning.depth * stages as usize;
     scenario.patience_us = u64::MAX / 4;
     for (index, peer) in scenario.peers.iter_mut().enumerate() {
@@ -50,11 +49,4 @@ fn share(sync: Sync, reduce: Reduce, stages: u16, replicas: usize, lots: u32) {
     let share = f64::from(lots) * (commits.len() - 1) as f64 / sum / took_s;
     let name = format!("share of the sum of speeds 1-8, {sync:?}, {reduce:?}, {stages} stages, {lots} lots");
     figure(&name, share, "share");
-    if std::env::var("BUSY").is_ok() {
-        let shares = outcome.busy_us.iter().map(|&us| us as f64 / outcome.done_us as f64);
-        for (share, peer) in shares.zip(&scenario.peers) {
-            eprint!("{:.0}:{:.2} ", peer.speed, share);
-        }
-        eprintln!();
-    }
 }

@@ -118,21 +118,20 @@ impl Queue {
         }
     }
 
-    /// Who does the lots again that were lost in a stage: a few each, since whoever does one has to send its whole
-    /// sum again if the step is being reduced. `new` is who would be chosen for one alone.
-    pub(super) fn redo(
-        &mut self,
-        step: Step,
-        stage: StageId,
-        fit: impl Fn(PeerId) -> bool,
-        new: PeerId,
-    ) -> PeerId {
-        let (peer, left) = self.redoes.entry((step, stage)).or_insert((new, REDO));
-        if *left == 0 || !fit(*peer) {
-            (*peer, *left) = (new, REDO);
+    /// Who does the lots again that were lost in a stage, unless it has had its share of them.
+    pub(super) fn who_redoes(&self, step: Step, stage: StageId) -> Option<PeerId> {
+        self.redoes.get(&(step, stage)).filter(|(_, left)| *left > 0).map(|(peer, _)| *peer)
+    }
+
+    /// A peer does one of them again. It gets a few, since whoever does one has to send its whole sum again if the
+    /// step is being reduced.
+    pub(super) fn redo(&mut self, step: Step, stage: StageId, peer: PeerId) -> PeerId {
+        let share = self.redoes.entry((step, stage)).or_insert((peer, REDO));
+        if share.0 != peer || share.1 == 0 {
+            *share = (peer, REDO);
         }
-        *left -= 1;
-        *peer
+        share.1 -= 1;
+        peer
     }
 
     /// The oldest lot that was set aside for a peer, unless an older step has free ones.

@@ -1,7 +1,5 @@
 //! Which peers compute a lot, and what to do when one of them is late or gone.
 
-use std::collections::BTreeSet;
-
 use crate::driver::launching::Stretch;
 use crate::driver::lot::{Flight, LotRun};
 use crate::driver::{Command, Driver};
@@ -9,6 +7,19 @@ use crate::ids::*;
 use crate::message::*;
 use crate::time::Span;
 use crate::wiring::About;
+
+/// What a peer is looked for.
+#[derive(Clone, Copy)]
+struct Search<'a> {
+    stage: StageId,
+    step: Step,
+    /// Microbatches of the lot.
+    size: u32,
+    /// Its neighbours in the route, as far as they are known.
+    near: &'a [PeerId],
+    /// Who should not get it, if there is anybody else.
+    not: Option<PeerId>,
+}
 
 impl Driver {
     /// The beginning of a route for a lot whose first hop is chosen.
@@ -35,9 +46,8 @@ impl Driver {
             let wiring = &self.wirings[stage.0 as usize];
             let near: Vec<PeerId> = run.route.last().map(|hop| hop.peer).into_iter().collect();
             let held = run.lease.held[stage.0 as usize].filter(|peer| wiring.has(*peer));
-            let chosen = held
-                .or_else(|| self.choose_near(stage, at, size, &near))
-                .or_else(|| self.choose(stage, at.step, size, &near, None));
+            let search = Search { stage, step: at.step, size, near: &near, not: None };
+            let chosen = held.or_else(|| self.choose_near(at, search)).or_else(|| self.choose(search));
             let Some(peer) = chosen else { return false };
             let peer = held.unwrap_or_else(|| self.who_does_again(stage, at, &near, peer));
             self.add_hop(at, peer, held.is_some());
@@ -52,14 +62,12 @@ impl Driver {
             return new;
         }
         let (size, wiring) = (self.size(at), &self.wirings[stage.0 as usize]);
-        let fit: BTreeSet<PeerId> = wiring
-            .peers()
-            .filter(|(peer, about)| {
-                self.is_fit(*about, at.step, size) && self.is_reachable(stage, *peer, near)
-            })
-            .map(|(peer, _)| peer)
-            .collect();
-        self.queue.redo(at.step, stage, |peer| fit.contains(&peer), new)
+        let fit = |peer: &PeerId| {
+            wiring.about(*peer).is_some_and(|about| self.is_fit(about, at.step, size))
+                && self.is_reachable(stage, *peer, near)
+        };
+        let same = self.queue.who_redoes(at.step, stage).filter(fit);
+        self.queue.redo(at.step, stage, same.unwrap_or(new))
     }
 
     fn add_hop(&mut self, at: LotOf, peer: PeerId, held: bool) {
@@ -82,7 +90,8 @@ impl Driver {
         let neighbours = [stage.0.checked_sub(1), Some(stage.0 + 1)].into_iter().flatten();
         let near: Vec<PeerId> =
             neighbours.filter_map(|index| run.route.get(index as usize).map(|hop| hop.peer)).collect();
-        let chosen = self.choose(stage, at.step, size, &near, Some(old.peer));
+        let search = Search { stage, step: at.step, size, near: &near, not: Some(old.peer) };
+        let chosen = self.choose(search);
         let wirings = &mut self.wirings;
         let Some(run) = self.lots.get_mut(&at) else { return };
         match chosen {
@@ -143,13 +152,14 @@ impl Driver {
     }
 
     /// A peer for a stage after `near`. Neighbouring lots go to one peer as far as that holds nobody up.
-    fn choose_near(&mut self, stage: StageId, at: LotOf, size: u32, near: &[PeerId]) -> Option<PeerId> {
+    fn choose_near(&mut self, at: LotOf, search: Search<'_>) -> Option<PeerId> {
+        let Search { stage, size, near, .. } = search;
         let wiring = &self.wirings[stage.0 as usize];
         let kept = self.queue.stretch(stage, at).filter(|&peer| {
             wiring.about(peer).is_some_and(|about| self.is_fit(about, at.step, size))
                 && self.is_reachable(stage, peer, near)
         });
-        let chosen = self.choose_fit(stage, at.step, size, near, None)?;
+        let chosen = self.choose_fit(search)?;
         let wiring = &self.wirings[stage.0 as usize];
         if let (Some(kept), Some(best)) = (kept, wiring.done_in(chosen, size)) {
             let most = best.times(2) + wiring.done_in(chosen, size.saturating_mul(2)).unwrap_or_default();
@@ -163,35 +173,22 @@ impl Driver {
     }
 
     /// A peer for a stage, reachable from its neighbours in the route; `not` only if there is no other.
-    fn choose(
-        &self,
-        stage: StageId,
-        step: Step,
-        size: u32,
-        near: &[PeerId],
-        not: Option<PeerId>,
-    ) -> Option<PeerId> {
+    fn choose(&self, search: Search<'_>) -> Option<PeerId> {
+        let Search { stage, step, size, near, not } = search;
         let wiring = &self.wirings[stage.0 as usize];
         let (aim, cost) = (self.aim(), |about: About| self.cost(stage, about.site, near));
-        self.choose_fit(stage, step, size, near, not).or_else(|| {
-            let able =
-                |peer, about: About| (Some(peer) != not && about.has_weights_of(step)).then(|| cost(about));
-            let choice = wiring
-                .choose(size, aim, able)
-                .or_else(|| wiring.choose(size, aim, |_, about| Some(cost(about))));
+        let able =
+            |peer, about: About| (Some(peer) != not && about.has_weights_of(step)).then(|| cost(about));
+        let anybody = |_, about: About| Some(cost(about));
+        self.choose_fit(search).or_else(|| {
+            let choice = wiring.choose(size, aim, able).or_else(|| wiring.choose(size, aim, anybody));
             choice.map(|choice| choice.peer)
         })
     }
 
     /// The same, among those only that have room for it, stay, and can be reached.
-    fn choose_fit(
-        &self,
-        stage: StageId,
-        step: Step,
-        size: u32,
-        near: &[PeerId],
-        not: Option<PeerId>,
-    ) -> Option<PeerId> {
+    fn choose_fit(&self, search: Search<'_>) -> Option<PeerId> {
+        let Search { stage, step, size, near, not } = search;
         let choice = self.wirings[stage.0 as usize].choose(size, self.aim(), |peer, about| {
             let fit = Some(peer) != not && self.is_fit(about, step, size);
             (fit && self.is_reachable(stage, peer, near)).then(|| self.cost(stage, about.site, near))

@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: benchmarks print figures, keep them in `target/bench`, and know what they must reach.
 
+mod sim;
 mod torch_parity;
 
 use std::fs;
@@ -20,6 +21,9 @@ pub struct Arguments {
     /// A plain text file for benchmarks that train on text; generated languages without it
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
+    /// A folder with preemption traces for `sim`; it replays none without it
+    #[arg(long, value_name = "FOLDER")]
+    traces: Option<PathBuf>,
 }
 
 /// A benchmark, as the list shows it.
@@ -29,18 +33,25 @@ struct Benchmark {
     run: fn(&Arguments) -> Result<Vec<Figure>>,
 }
 
-const BENCHMARKS: &[Benchmark] = &[Benchmark {
-    name: "torch-parity",
-    about: "the same model, weights and batches trained by Starling and by PyTorch: do the losses agree?",
-    run: torch_parity::run,
-}];
+const BENCHMARKS: &[Benchmark] = &[
+    Benchmark {
+        name: "sim",
+        about: "how much of what is possible the swarm does, what crosses the WAN, how fast the simulator is",
+        run: sim::run,
+    },
+    Benchmark {
+        name: "torch-parity",
+        about: "the same model, weights and batches trained by Starling and by PyTorch: do the losses agree?",
+        run: torch_parity::run,
+    },
+];
 
 /// One measured number.
 #[derive(Debug, Serialize)]
 pub struct Figure {
     pub name: String,
     pub value: f64,
-    pub unit: &'static str,
+    pub unit: String,
     pub must: Option<Must>,
 }
 
@@ -145,7 +156,7 @@ mod tests {
     use super::*;
 
     fn figure(value: f64, must: Option<Must>) -> Figure {
-        Figure { name: "largest difference".into(), value, unit: "nat", must }
+        Figure { name: "largest difference".into(), value, unit: "nat".into(), must }
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod schema;
 mod session;
 mod sim;
 mod train;
+mod units;
 mod words;
 
 use std::process::ExitCode;

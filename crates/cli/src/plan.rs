@@ -6,15 +6,15 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::str::FromStr;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, bail};
 use starling_corpus::{DataConfig, Tokeniser, World};
 use starling_model::gpt2::Unit;
 use starling_model::pipeline::{self, StagePlan};
 use starling_model::run::{Precision, Run};
 
 use crate::train;
+use crate::units::Link;
 use crate::words;
 
 /// Backward costs twice what forward does.
@@ -46,34 +46,6 @@ pub struct Arguments {
     /// Bytes of an element on the wire: 4 as it is, 2 for bf16, 1 for 8 bits
     #[arg(long, default_value_t = 4.0)]
     wire_bytes: f64,
-}
-
-/// A link between two sites.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Link {
-    bytes_per_s: f64,
-    latency_s: f64,
-}
-
-impl FromStr for Link {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Link> {
-        let explain = || anyhow!("{text:?} is no link; write rate and latency as 200mbit,50ms or 10gbit,1ms");
-        let (rate, latency) = text.split_once(',').ok_or_else(explain)?;
-        let number = |text: &str, units: &[(&str, f64)]| {
-            let found = units.iter().find_map(|(unit, scale)| Some((text.trim().strip_suffix(unit)?, scale)));
-            let (number, scale) = found.ok_or_else(explain)?;
-            let value: f64 = number.trim().parse().map_err(|_| explain())?;
-            if value >= 0.0 && value.is_finite() { Ok(value * scale) } else { Err(explain()) }
-        };
-        let bits_per_s = number(rate, &[("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9)])?;
-        let latency_s = number(latency, &[("us", 1e-6), ("ms", 1e-3), ("s", 1.0)])?;
-        if bits_per_s == 0.0 {
-            bail!("a link of rate 0 carries nothing; write one as 200mbit,50ms");
-        }
-        Ok(Link { bytes_per_s: bits_per_s / 8.0, latency_s })
-    }
 }
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
@@ -284,16 +256,6 @@ mod tests {
              model = {{ width = {width}, heads = 8, layers = 6, context = 128 }}"
         );
         Run::parse(&text, "a.toml", &[]).unwrap()
-    }
-
-    #[test]
-    fn links_are_read_with_their_units() {
-        let link: Link = "200mbit,50ms".parse().unwrap();
-        assert_eq!((link.bytes_per_s, link.latency_s), (25e6, 0.05));
-        assert_eq!("1.5gbit, 10us".parse::<Link>().unwrap().bytes_per_s, 187.5e6);
-        for wrong in ["200", "fast,1ms", "1mbit", "-1mbit,1ms", "0mbit,1ms", "1mbit,nanms"] {
-            assert!(wrong.parse::<Link>().is_err(), "{wrong}");
-        }
     }
 
     #[test]

@@ -1,9 +1,13 @@
 //! `starling sim`: the swarm's own code on virtual time, with faults.
 
+mod file;
+mod run;
+
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use starling_sim::fuzz::{self, Failure};
 use starling_sim::world::World;
@@ -15,10 +19,28 @@ use crate::words;
 const AT_A_TIME: u64 = 100;
 
 /// Simulate a swarm and everything that can go wrong in it
+///
+/// A scenario file says who is there, how fast devices and links are, and what goes wrong and when. The swarm's own
+/// code then runs on virtual time, a day in minutes, with every invariant checked; what it tells (throughput, share
+/// of what the peers could do, bytes between sites, decisions) is what a real run of that shape would do.
 #[derive(clap::Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:\n  starling sim two-sites.toml --plot two-sites.svg\n  starling sim fuzz --minutes 10\n\n\
+        A scenario:\n  stages = 4\n  microbatches = 256\n  length = \"10m\"\n  sync = \"delayed\"\n  \
+        model = { parameters = 125e6, activation_bytes = 1_000_000 }\n  links = { between = \"200mbit,50ms\" }\n  \
+        peers = [{ count = 8, site = 0, speed = 4.0 }, { count = 8, site = 1, speed = 2.0 }]\n  \
+        churn = { lifetime = \"20m\", back = \"1m\" }\n  \
+        faults = [{ at = \"90s\", kill-stage = { stage = 1, back = \"10s\" } }]"
+)]
 pub struct Arguments {
+    /// A scenario file (.toml)
+    scenario: Option<PathBuf>,
+    /// Draw throughput over time into this file (.svg)
+    #[arg(long, requires = "scenario")]
+    plot: Option<PathBuf>,
     #[command(subcommand)]
-    action: Action,
+    action: Option<Action>,
 }
 
 #[derive(clap::Subcommand)]
@@ -44,9 +66,11 @@ enum Action {
 }
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    match arguments.action {
-        Action::Fuzz { minutes, from } => hunt(minutes, from),
-        Action::Replay { seed } => replay(seed),
+    match (&arguments.action, &arguments.scenario) {
+        (Some(Action::Fuzz { minutes, from }), _) => hunt(*minutes, *from),
+        (Some(Action::Replay { seed }), _) => replay(*seed),
+        (None, Some(scenario)) => run::run(scenario, arguments.plot.as_deref()),
+        (None, None) => bail!("which scenario? Name a file, or see `starling sim --help`"),
     }
 }
 

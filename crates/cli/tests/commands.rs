@@ -217,3 +217,13 @@ fn every_example_is_a_valid_run_file() {
     }
     assert!(seen > 0);
 }
+
+#[test]
+fn the_example_of_two_sites_is_simulated_and_told() {
+    let place = Place::new();
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scenarios/two-sites.toml");
+    let (story, _) = place.good(&format!("sim {example} --plot plot.svg"));
+    for told in ["every invariant held", "1 rollbacks", "between sites", "what was decided", "plot.svg"] {
+        assert!(story.contains(told), "{told}:\n{story}");
+    }
+}

@@ -1,5 +1,6 @@
 //! Everything that can go wrong, by name. Each fault that lasts says for how long, so that every schedule heals.
 
+use starling_swarm::coordinator::Order;
 use starling_swarm::ids::{PeerId, SiteId, StageId};
 
 /// One thing that goes wrong.
@@ -93,6 +94,8 @@ pub enum Fault {
         /// How far.
         by_us: u64,
     },
+    /// The operator wants something. No fault, but it can come at any moment like one.
+    Operator(Order),
     /// A peer is told that it will be taken away, and then is, for good.
     Preempt {
         /// Who.
@@ -116,7 +119,7 @@ impl Fault {
             | Fault::CutEdge { for_us, .. }
             | Fault::Straggle { for_us, .. }
             | Fault::SlowDisk { for_us, .. } => for_us,
-            Fault::ClockJump { .. } | Fault::CoordinatorClockJump { .. } => 0,
+            Fault::ClockJump { .. } | Fault::CoordinatorClockJump { .. } | Fault::Operator(_) => 0,
             Fault::Preempt { notice_us, .. } => notice_us,
         }
     }

@@ -1,5 +1,6 @@
 //! Random scenarios from one seed each, and the smallest that still fails.
 
+use starling_swarm::coordinator::Order;
 use starling_swarm::ids::*;
 use starling_swarm::lots::Lots;
 use starling_swarm::spec::{Reduce, Sync};
@@ -64,6 +65,10 @@ pub fn scenario(seed: u64) -> Scenario {
     }
     // Who is taken away for good may go before the run starts.
     scenario.spec.tuning.quorum = stages as usize + rng.below(spare as u64 + 1) as usize;
+    if rng.chance(0.125) {
+        let order = Order::Amend(vec![rng.below(256) as u8]);
+        scenario.faults.push((rng.below(3_000_000), Fault::Operator(order)));
+    }
     scenario
 }
 

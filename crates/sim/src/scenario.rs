@@ -95,6 +95,7 @@ impl Scenario {
         let spec = Spec {
             run: RunId(seed),
             stages,
+            costs: Vec::new(),
             lots,
             sync: Sync::Step,
             reduce: Reduce::Exact,

@@ -9,6 +9,7 @@
 //! number: so the vector is whole only if every part of it came from the same sum, and adding up is cheap.
 
 use starling_swarm::ids::*;
+use starling_swarm::journal::{JournalState, Record};
 use starling_swarm::lots::{Lots, TreeNode};
 use starling_swarm::spec::{Reduce, Sync};
 
@@ -103,6 +104,12 @@ impl Toy {
         digests.into_iter().fold(step.0, mix2)
     }
 
+    /// The same with amended settings.
+    pub fn amended(&self, constants: u64, settings: Option<&[u8]>) -> u64 {
+        let hash = |settings: &[u8]| settings.iter().fold(3, |hash, &byte| mix2(hash, byte.into()));
+        settings.map_or(constants, |settings| mix2(constants, hash(settings)))
+    }
+
     /// The update.
     pub fn apply(&self, weights: u64, digest: u64, constants: u64) -> u64 {
         mix(mix2(mix2(weights, digest), constants))
@@ -114,13 +121,22 @@ impl Toy {
 pub struct Reference {
     toy: Toy,
     versions: Vec<Vec<u64>>,
+    journal: JournalState,
 }
 
 impl Reference {
     /// The run at version 0.
     pub fn new(toy: Toy) -> Reference {
         let initial = (0..toy.stages).map(|stage| toy.initial(StageId(stage))).collect();
-        Reference { toy, versions: vec![initial] }
+        Reference { toy, versions: vec![initial], journal: JournalState::default() }
+    }
+
+    /// From a step on the run has other settings.
+    pub fn amend(&mut self, record: &Record) {
+        if let Record::Amended(from, _) = record {
+            self.journal.enter(record);
+            self.versions.truncate(from.0 as usize + 1);
+        }
     }
 
     /// The weights of a stage at a version.
@@ -151,6 +167,7 @@ impl Reference {
         }
         let digests: Vec<u64> = terms.iter().map(|terms| toy.digest(&self.reduce(terms))).collect();
         let constants = toy.constants(step, digests.iter().copied());
+        let constants = toy.amended(constants, self.journal.amendment(step));
         let next = newest.iter().zip(&digests).map(|(&w, &d)| toy.apply(w, d, constants)).collect();
         self.versions.push(next);
     }

@@ -63,6 +63,27 @@ pub struct World {
     events: u64,
     commits_us: Vec<u64>,
     busy_us: Vec<u64>,
+    /// The same by stage.
+    stage_busy_us: Vec<u64>,
+}
+
+/// How the world stands at a moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// When.
+    pub at_us: u64,
+    /// The step that is open.
+    pub step: u64,
+    /// Microbatches a second of all peers that are alive, of one stage.
+    pub alive: f64,
+    /// By stage: peers that hold it.
+    pub holders: Vec<usize>,
+    /// By stage: how long devices were at work so far.
+    pub busy_us: Vec<u64>,
+    /// Bytes between sites so far.
+    pub wan_bytes: u64,
+    /// What the coordinator waits for.
+    pub why: String,
 }
 
 #[derive(Debug)]
@@ -144,6 +165,7 @@ impl World {
             events: 0,
             commits_us: Vec::new(),
             busy_us: vec![0; scenario.peers.len()],
+            stage_busy_us: vec![0; scenario.spec.stages as usize],
             scenario: scenario.clone(),
         };
         world.network.place(Address::Coordinator, SiteId(0));
@@ -164,21 +186,48 @@ impl World {
         world
     }
 
+    /// The same world with nobody looking, to see what looking costs.
+    pub fn without_invariants(mut self) -> World {
+        self.invariants.clear();
+        self
+    }
+
     /// Runs until all steps are done, an invariant is broken, or the patience after the last fault is over.
     pub fn run(mut self) -> Result<Outcome, Violation> {
-        self.run_to_end()
+        self.run_to_end(u64::MAX, &mut |_| true)
     }
 
     /// The same, with what machines told the operator, which a failed run has too.
-    pub fn run_with_log(mut self) -> (Result<Outcome, Violation>, Vec<(u64, String)>) {
-        let result = self.run_to_end();
+    pub fn run_with_log(self) -> (Result<Outcome, Violation>, Vec<(u64, String)>) {
+        self.run_observed(u64::MAX, &mut |_| true)
+    }
+
+    /// The same, looked at every so often; it ends early when `goes_on` says no.
+    pub fn run_observed(
+        mut self,
+        every_us: u64,
+        goes_on: &mut dyn FnMut(Sample) -> bool,
+    ) -> (Result<Outcome, Violation>, Vec<(u64, String)>) {
+        let result = self.run_to_end(every_us, goes_on);
         (result, self.told)
     }
 
-    fn run_to_end(&mut self) -> Result<Outcome, Violation> {
-        let limit = self.scenario.healed_us() + self.scenario.patience_us;
+    fn run_to_end(
+        &mut self,
+        every_us: u64,
+        goes_on: &mut dyn FnMut(Sample) -> bool,
+    ) -> Result<Outcome, Violation> {
+        let limit = self.scenario.healed_us().saturating_add(self.scenario.patience_us);
         let mut done_us = None;
+        let mut next_sample = every_us;
         while let Some((at, event)) = self.heap.pop() {
+            while at >= next_sample {
+                self.now = next_sample;
+                next_sample += every_us;
+                if !goes_on(self.sample()) {
+                    return self.outcome(Some(self.now));
+                }
+            }
             self.now = at;
             self.events += 1;
             self.handle(event);
@@ -201,6 +250,28 @@ impl World {
             }
         }
         self.outcome(done_us)
+    }
+
+    fn sample(&self) -> Sample {
+        let mut holders = vec![0; self.scenario.spec.stages as usize];
+        let mut alive = 0.0;
+        for (actor, peer) in self.workers.iter().zip(&self.scenario.peers) {
+            let Some((worker, _)) = &actor.machine else { continue };
+            alive += peer.speed;
+            if let Some(stage) = worker.stage().filter(|_| worker.is_active()) {
+                holders[stage.0 as usize] += 1;
+            }
+        }
+        let coordinator = self.coordinator.machine.as_ref();
+        Sample {
+            at_us: self.now,
+            step: coordinator.map_or(0, |coordinator| coordinator.journal().step.0),
+            alive,
+            holders,
+            busy_us: self.stage_busy_us.clone(),
+            wan_bytes: self.network.wan_bytes,
+            why: coordinator.map_or("a coordinator".into(), Coordinator::why_waiting),
+        }
     }
 
     fn is_done(&self) -> bool {
@@ -315,6 +386,9 @@ impl World {
                 coordinator::Command::Conclude(number, step, summaries) => {
                     let digest = |s: Vec<u8>| s.as_slice().try_into().map_or(0, u64::from_le_bytes);
                     let constants = self.toy.constants(step, summaries.into_iter().map(digest));
+                    let book = self.coordinator.machine.as_ref().map(Coordinator::journal);
+                    let settings = book.and_then(|book| book.amendment(step));
+                    let constants = self.toy.amended(constants, settings);
                     let input = coordinator::Input::Concluded(number, constants.to_le_bytes().to_vec());
                     self.heap.push(self.now + 100, Event::Coordinator(life, input));
                 }

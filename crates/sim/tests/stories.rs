@@ -5,6 +5,7 @@ use starling_sim::fault::Fault;
 use starling_sim::network::Link;
 use starling_sim::scenario::Scenario;
 use starling_sim::world::{Outcome, World};
+use starling_swarm::coordinator::Order;
 use starling_swarm::ids::*;
 
 const SECOND: u64 = 1_000_000;
@@ -192,4 +193,73 @@ fn only_reductions_cross_between_two_sites_that_could_each_hold_all_stages() {
     // Each of two members sends half a gradient, and gets half of one back, in each of two stages; the rest is control.
     let reductions = 4 * 2 * 2 * scenario.sizes.gradient;
     assert!(outcome.wan_bytes < reductions + reductions / 4, "{} of {reductions}", outcome.wan_bytes);
+}
+
+#[test]
+fn a_paused_run_closes_its_step_and_waits_until_it_is_resumed() {
+    let mut scenario = with(Fault::Operator(Order::Pause), 900_000);
+    scenario.faults.push((20 * SECOND, Fault::Operator(Order::Resume)));
+    let (outcome, _) = run(&scenario);
+    let waiting = |at: &&u64| (900_000..20 * SECOND).contains(*at);
+    assert_eq!(outcome.commits_us.iter().filter(waiting).count(), 1, "{:?}", outcome.commits_us);
+    assert_eq!(outcome.step, 5);
+}
+
+#[test]
+fn the_operator_may_end_a_run_sooner_but_not_before_what_is_done() {
+    let mut scenario = with(Fault::Operator(Order::LastStep(Step(3))), 900_000);
+    scenario.faults.push((2 * SECOND, Fault::Operator(Order::LastStep(Step(1)))));
+    let (outcome, told) = run(&scenario);
+    assert_eq!(outcome.step, 3);
+    assert!(says(&told, "closed already"), "{told:#?}");
+}
+
+#[test]
+fn amended_settings_are_used_from_one_step_on_by_everybody_whoever_restarts_and_rolls_back() {
+    let mut scenario = with(Fault::Operator(Order::Amend(vec![7])), SECOND);
+    scenario.spec.steps = Step(12);
+    let coordinator = Fault::KillCoordinator { back_after_us: SECOND, torn_record_survives: false };
+    scenario.faults.push((2 * SECOND, coordinator));
+    scenario.faults.push((5 * SECOND, Fault::KillStage { stage: StageId(1), back_after_us: SECOND }));
+    let (outcome, told) = run(&scenario);
+    assert!(says(&told, "amended: from step"), "{told:#?}");
+    assert_eq!((outcome.rollbacks, outcome.terms, outcome.step), (1, 2, 12));
+}
+
+#[test]
+fn a_stage_that_costs_more_gets_more_peers() {
+    let mut scenario = Scenario::small(5, 2, 4);
+    scenario.spec.costs = vec![1.5, 0.5];
+    scenario.spec.lots = starling_swarm::lots::Lots { microbatches: 64, lots: 64 };
+    let mut holders = Vec::new();
+    let (result, _) = World::new(&scenario).run_observed(SECOND, &mut |sample| {
+        holders.push(sample.holders);
+        true
+    });
+    result.expect("every invariant holds");
+    assert!(holders.contains(&vec![6, 2]), "{holders:?}");
+}
+
+#[test]
+fn the_operators_last_word_counts_also_after_a_rollback() {
+    let mut scenario = with(Fault::Operator(Order::Amend(vec![1])), 3 * SECOND);
+    scenario.spec.checkpoint_every = 0;
+    scenario.spec.steps = Step(30);
+    scenario.faults.push((4 * SECOND, Fault::KillStage { stage: StageId(1), back_after_us: SECOND }));
+    scenario.faults.push((6_500_000, Fault::Operator(Order::Amend(vec![2]))));
+    let (outcome, told) = run(&scenario);
+    assert_eq!((outcome.rollbacks, outcome.step), (1, 30), "{told:#?}");
+    let from =
+        |line: &String| line.split_once("amended: from step ")?.1.split(' ').next()?.parse::<u64>().ok();
+    let amended: Vec<u64> = told.iter().filter_map(from).collect();
+    assert!(amended.len() == 2 && amended[1] < amended[0], "{amended:?}");
+}
+
+#[test]
+fn a_journal_keeps_the_last_amendment_of_every_step() {
+    use starling_swarm::journal::{JournalState, Record};
+    let amended = |from, settings: u8| Record::Amended(Step(from), vec![settings]);
+    let state = JournalState::replay(&[amended(3, 0), amended(11, 1), amended(6, 2)]);
+    let of = |step| state.amendment(Step(step)).map(|settings| settings[0]);
+    assert_eq!([of(2), of(3), of(6), of(20)], [None, Some(0), Some(2), Some(2)]);
 }

@@ -18,6 +18,7 @@ mod why;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use crate::deadline::Estimate;
 use crate::ids::*;
 use crate::journal::{Commit, JournalState, Record};
 use crate::message::*;
@@ -44,7 +45,7 @@ pub enum Input {
 }
 
 /// What an operator may want.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Close the open step, then wait.
     Pause,
@@ -52,6 +53,8 @@ pub enum Order {
     Resume,
     /// Let this be the last step.
     LastStep(Step),
+    /// From the next step on, make commits' constants with these settings (a learning rate…), opaque here.
+    Amend(Vec<u8>),
 }
 
 /// What a coordinator wants done.
@@ -61,8 +64,8 @@ pub enum Command {
     Send(Envelope),
     /// Write this down, synced, in order, under this number.
     Append(u64, Record),
-    /// Make the constants of the commit of this step from the stages' summaries, and give them back under this
-    /// number.
+    /// Make the constants of the commit of this step from the stages' summaries and the journal's amendment of the
+    /// step, and give them back under this number.
     Conclude(u64, Step, Vec<Vec<u8>>),
     /// Tell the operator.
     Tell(String),
@@ -96,6 +99,9 @@ pub struct Coordinator {
     unheard: BTreeSet<PeerId>,
     halted: Option<String>,
     last_move: Time,
+    /// How long it was from one joiner to the next, and when the last one came.
+    joins: Estimate,
+    last_join: Time,
     /// When all stages were last given their state anew.
     filled_at: Time,
     /// Whether lots may be handed out: every stage is held, and nobody is still loading what is safe.
@@ -148,6 +154,8 @@ impl Coordinator {
             unheard: BTreeSet::new(),
             halted: None,
             last_move: now,
+            joins: Estimate::default(),
+            last_join: now,
             filled_at: now,
             is_staffed: false,
             last_tick: now,
@@ -275,6 +283,11 @@ impl Coordinator {
                 out.push(Command::Tell(format!("{step} is closed already; the last step stays as it was")));
             }
             Order::LastStep(step) => self.append(Record::LastStep(step), out),
+            Order::Amend(settings) if settings.len() > MAX_SUMMARY_BYTES => {
+                let most = MAX_SUMMARY_BYTES;
+                out.push(Command::Tell(format!("settings of {} bytes are more than {most}", settings.len())));
+            }
+            Order::Amend(settings) => self.append(Record::Amended(self.book.step.next(), settings), out),
         }
     }
 
@@ -292,6 +305,9 @@ impl Coordinator {
                 Record::Term(_) => self.take_office(out),
                 Record::Commit(commit) => self.on_committed(commit, out),
                 Record::Rollback(..) => self.on_rolled_back(out),
+                Record::Amended(from, _) => {
+                    out.push(Command::Tell(format!("amended: from {from} on other settings are used")));
+                }
                 _ => {}
             }
         }

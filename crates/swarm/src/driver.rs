@@ -1,4 +1,4 @@
-//! The driver: sees leased lots through the pipeline. Picks one peer a stage for each lot, one hop ahead of it,
+//! The driver: sees leased lots through the pipeline. Picks a peer for each stage of a lot when it is to go there,
 //! bounds what is in flight, watches progress with deadlines that adapt, and routes around whoever is late or gone.
 //!
 //! Who grants what: the coordinator leases a lot to one driver; the driver grants (lot, stage) to one peer by
@@ -56,6 +56,8 @@ pub struct Driver {
     /// The oldest step that is open.
     step: Step,
     view: u64,
+    /// The sites that have a driver.
+    driven: Vec<SiteId>,
     wirings: Vec<Wiring>,
     responses: BTreeMap<(StageId, Pass), Estimate>,
     lots: BTreeMap<LotOf, LotRun>,
@@ -84,6 +86,7 @@ impl Driver {
             epoch: Epoch(0),
             step: Step(0),
             view: 0,
+            driven: Vec::new(),
             wirings: vec![Wiring::default(); spec.stages as usize],
             responses: BTreeMap::new(),
             lots: BTreeMap::new(),
@@ -211,7 +214,7 @@ impl Driver {
         if view.number < self.view {
             return self.refusals.count(Refusal::OldAttempt); // Overtaken on the way by a later one.
         }
-        self.view = view.number;
+        (self.view, self.driven) = (view.number, view.drivers);
         let mut somebody_left = false;
         for (wiring, holders) in self.wirings.iter_mut().zip(&view.stages) {
             somebody_left |= wiring.set_peers(holders);
@@ -303,8 +306,8 @@ impl Driver {
         self.note_wake(at);
     }
 
-    /// A microbatch enters a stage: who has it is told where it goes from there. Returns how much of the route is
-    /// known then.
+    /// A microbatch is to enter a stage: its peer is chosen, and the peer before it, which has the microbatch, is
+    /// told. Returns how much of the route is known then.
     fn tell_onward(
         &mut self,
         at: LotOf,
@@ -313,14 +316,15 @@ impl Driver {
         stage: StageId,
         out: &mut Vec<Command>,
     ) -> usize {
-        let wanted = stage.0 as usize + 2;
-        self.bind(at, wanted);
+        let next = stage.0 as usize;
+        self.bind(at, next + 1);
         let Some(run) = self.lots.get(&at) else { return flight.known };
-        if flight.known >= wanted || run.route.len() <= flight.known {
+        let has_it = next.checked_sub(1).and_then(|before| run.route.get(before));
+        let Some(to) = has_it.filter(|_| flight.known <= next && next < run.route.len()) else {
             return flight.known;
-        }
+        };
+        let (to, known) = (Address::Worker(to.peer), run.route.len());
         let (lease, route) = (run.lease.number, run.route.clone());
-        let (to, known) = (Address::Worker(route[stage.0 as usize].peer), route.len());
         let work = Work { lot: at.lot, microbatch, lease, driver: self.me, route };
         self.send(to, at.step, flight.attempt, Body::Onward(work), out);
         known

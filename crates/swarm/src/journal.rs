@@ -55,6 +55,8 @@ pub enum Record {
     Rollback(Epoch, Step),
     /// The run was amended: its last step.
     LastStep(Step),
+    /// The run was amended: from this step on commits' constants are made with these settings, opaque here.
+    Amended(Step, Vec<u8>),
     /// The run was paused, or resumed.
     Paused(bool),
 }
@@ -76,6 +78,8 @@ pub struct JournalState {
     pub members: BTreeMap<PeerId, Place>,
     /// The last step, if amended.
     pub last_step: Option<Step>,
+    /// Settings that were amended, by the first step that they are for. A rollback before it does not undo them.
+    pub amendments: BTreeMap<Step, Vec<u8>>,
     /// Whether the run is paused.
     pub paused: bool,
 }
@@ -86,6 +90,11 @@ impl JournalState {
         let mut state = JournalState::default();
         records.into_iter().for_each(|record| state.enter(record));
         state
+    }
+
+    /// The amended settings of a step.
+    pub fn amendment(&self, step: Step) -> Option<&[u8]> {
+        self.amendments.range(..=step).next_back().map(|(_, settings)| settings.as_slice())
     }
 
     /// Takes one more record.
@@ -110,6 +119,11 @@ impl JournalState {
                 self.last_commit = None;
             }
             Record::LastStep(step) => self.last_step = Some(*step),
+            Record::Amended(from, settings) => {
+                // After a rollback an earlier order may be for a later step: the last word counts.
+                self.amendments.split_off(from);
+                self.amendments.insert(*from, settings.clone());
+            }
             Record::Paused(paused) => self.paused = *paused,
         }
     }

@@ -107,6 +107,11 @@ impl Ledger {
         self.holders[stage.0 as usize].iter().filter(|holder| **holder == Some(peer)).count()
     }
 
+    /// Who has sealed, once for each lot and stage.
+    pub fn all_holders(&self) -> impl Iterator<Item = PeerId> {
+        self.holders.iter().flatten().flatten().copied()
+    }
+
     /// Everybody whose sums count in a stage.
     pub fn peers(&self, stage: StageId) -> BTreeSet<PeerId> {
         self.holders[stage.0 as usize].iter().flatten().copied().collect()

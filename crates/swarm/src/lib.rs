@@ -21,7 +21,7 @@
 //!
 //! # The protocol, in ten lines
 //! 1. The coordinator *leases* a lot to one driver, naming the stages whose gradients are wanted.
-//! 2. The driver picks a peer a stage, one hop ahead; the *grant* (lease, attempt) travels in the route.
+//! 2. The driver picks a peer for each stage when a lot is to go there; the *grant* (lease, attempt) travels in the route.
 //! 3. A worker folds a gradient only under the newest grant that it has seen for the lot, each microbatch once.
 //! 4. With its last gradient a lot is *sealed*; the first seal of (lot, stage) enters the *ledger*, others are refused.
 //! 5. A peer that is late is replaced under a later attempt: the lot is done again in that stage only.
@@ -42,7 +42,7 @@
 //! let spec = Spec {
 //!     run: RunId(1), stages: 2, lots: Lots { microbatches: 8, lots: 4 }, sync: Sync::Step, reduce: Reduce::Exact,
 //!     steps: Step(10), checkpoint_every: 5,
-//!     elements: 1000, state_bytes: 12_000, memory_bytes: 0, tuning: Tuning::default(),
+//!     costs: Vec::new(), elements: 1000, state_bytes: 12_000, memory_bytes: 0, tuning: Tuning::default(),
 //! };
 //! let mut commands = Vec::new();
 //! let coordinator = Coordinator::new(spec, JournalState::default(), 0, Time(0), &mut commands);

@@ -340,6 +340,8 @@ pub struct View {
     pub number: u64,
     /// All active peers, stage by stage.
     pub stages: Vec<Vec<Holder>>,
+    /// The sites of all drivers.
+    pub drivers: Vec<SiteId>,
 }
 
 /// One active peer.
@@ -494,6 +496,7 @@ impl Envelope {
             }
             Body::View(view) => {
                 at_most("stages", view.stages.len(), MAX_STAGES)?;
+                at_most("drivers", view.drivers.len(), MAX_MEMBERS)?;
                 view.stages.iter().try_for_each(|holders| at_most("holders", holders.len(), MAX_MEMBERS))
             }
             Body::Lease(lease) => at_most("stages", lease.held.len(), MAX_STAGES),
@@ -509,6 +512,7 @@ impl Envelope {
             }
             Body::Reduce { plan, lots } => {
                 at_most("members", plan.members().count(), MAX_MEMBERS)?;
+                at_most("joined", plan.joined.len(), MAX_MEMBERS)?;
                 at_most("holders", plan.holders.len(), MAX_MEMBERS)?;
                 at_most("parts", plan.parts.len(), MAX_PARTS)?;
                 at_most("owners", plan.parts.iter().map(|part| part.owners.len()).sum(), MAX_PARTS)?;

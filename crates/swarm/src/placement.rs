@@ -35,24 +35,30 @@ pub fn place(candidates: &[Candidate], costs: &[f64]) -> Option<Vec<Placing>> {
     if candidates.len() < costs.len() {
         return None;
     }
-    let mut holds: BTreeMap<PeerId, StageId> =
-        candidates.iter().filter_map(|c| Some((c.peer, c.stage?))).collect();
+    let mut stages = Stages::new(costs);
+    for candidate in candidates {
+        if let Some(stage) = candidate.stage {
+            stages.add(candidate, stage);
+        }
+    }
     let mut placings = Vec::new();
     let mut idle: Vec<&Candidate> = candidates.iter().filter(|c| c.stage.is_none()).collect();
     idle.sort_by(|a, b| b.speed.total_cmp(&a.speed).then(a.peer.cmp(&b.peer)));
     for candidate in idle {
-        let capacity = capacities(candidates, &holds, costs);
-        let stage = slowest(&capacity, candidates, &holds, candidate.site);
+        let stage = stages.slowest(candidate.site);
         let reason = format!(
             "{stage} was the bottleneck with {:.2} microbatches/s; {} adds {:.2}",
-            capacity[stage.0 as usize], candidate.peer, candidate.speed
+            stages.capacity[stage.0 as usize],
+            candidate.peer,
+            candidate.speed / costs[stage.0 as usize]
         );
-        holds.insert(candidate.peer, stage);
+        stages.add(candidate, stage);
         placings.push(Placing { peer: candidate.peer, stage, reason });
     }
-    while let Some(empty) = empty_stage(&holds, costs.len()) {
-        let peer = spare_peer(candidates, &holds, costs)?;
-        holds.insert(peer, empty);
+    while let Some(empty) = stages.empty() {
+        let spare = stages.spare()?;
+        let peer = spare.peer;
+        stages.add(&spare, empty);
         placings.retain(|placing| placing.peer != peer);
         let reason = format!("{empty} had no holder left; {peer} could best be spared");
         placings.push(Placing { peer, stage: empty, reason });
@@ -60,54 +66,58 @@ pub fn place(candidates: &[Candidate], costs: &[f64]) -> Option<Vec<Placing>> {
     Some(placings)
 }
 
-/// Microbatches a second that each stage can do.
-fn capacities(candidates: &[Candidate], holds: &BTreeMap<PeerId, StageId>, costs: &[f64]) -> Vec<f64> {
-    let mut capacity = vec![0.0; costs.len()];
-    for candidate in candidates {
-        if let Some(stage) = holds.get(&candidate.peer) {
-            capacity[stage.0 as usize] += candidate.speed / costs[stage.0 as usize];
-        }
+/// Who holds what, while peers are placed.
+struct Stages<'a> {
+    costs: &'a [f64],
+    /// Microbatches a second that each stage can do.
+    capacity: Vec<f64>,
+    holders: Vec<Vec<Candidate>>,
+    /// How many holders of a stage stand in a site.
+    in_site: BTreeMap<(SiteId, usize), usize>,
+}
+
+impl<'a> Stages<'a> {
+    fn new(costs: &'a [f64]) -> Stages<'a> {
+        let (capacity, holders) = (vec![0.0; costs.len()], vec![Vec::new(); costs.len()]);
+        Stages { costs, capacity, holders, in_site: BTreeMap::new() }
     }
-    capacity
-}
 
-/// The stage with the least capacity; among equals the one whose neighbours stand in the newcomer's site, so
-/// that hops over the WAN are few; then the first.
-fn slowest(
-    capacity: &[f64],
-    candidates: &[Candidate],
-    holds: &BTreeMap<PeerId, StageId>,
-    site: SiteId,
-) -> StageId {
-    let near = |stage: usize| {
-        let neighbour = |held: StageId| (held.0 as usize).abs_diff(stage) == 1;
-        candidates
-            .iter()
-            .filter(|c| c.site == site && holds.get(&c.peer).is_some_and(|&held| neighbour(held)))
-            .count()
-    };
-    let better = |a: &usize, b: &usize| {
-        capacity[*a].total_cmp(&capacity[*b]).then(near(*b).cmp(&near(*a))).then(a.cmp(b))
-    };
-    StageId((0..capacity.len()).min_by(better).unwrap_or(0) as u16)
-}
+    fn add(&mut self, candidate: &Candidate, stage: StageId) {
+        let stage = stage.0 as usize;
+        self.capacity[stage] += candidate.speed / self.costs[stage];
+        self.holders[stage].push(*candidate);
+        *self.in_site.entry((candidate.site, stage)).or_default() += 1;
+    }
 
-fn empty_stage(holds: &BTreeMap<PeerId, StageId>, stages: usize) -> Option<StageId> {
-    (0..stages as u16).map(StageId).find(|stage| !holds.values().any(|held| held == stage))
-}
+    /// The stage with the least capacity; among equals the one whose neighbours stand in the newcomer's site, so
+    /// that hops over the WAN are few; then the first.
+    fn slowest(&self, site: SiteId) -> StageId {
+        let in_site = |stage| self.in_site.get(&(site, stage)).copied().unwrap_or(0);
+        let near = |stage: usize| stage.checked_sub(1).map_or(0, in_site) + in_site(stage + 1);
+        let better = |a: &usize, b: &usize| {
+            self.capacity[*a].total_cmp(&self.capacity[*b]).then(near(*b).cmp(&near(*a))).then(a.cmp(b))
+        };
+        StageId((0..self.capacity.len()).min_by(better).unwrap_or(0) as u16)
+    }
 
-/// The slowest peer of the stage with the most capacity among those that have two holders or more.
-fn spare_peer(candidates: &[Candidate], holds: &BTreeMap<PeerId, StageId>, costs: &[f64]) -> Option<PeerId> {
-    let capacity = capacities(candidates, holds, costs);
-    let holders = |stage: StageId| holds.values().filter(|held| **held == stage).count();
-    let stage = (0..costs.len())
-        .filter(|&stage| holders(StageId(stage as u16)) > 1)
-        .max_by(|&a, &b| capacity[a].total_cmp(&capacity[b]).then(b.cmp(&a)))?;
-    candidates
-        .iter()
-        .filter(|c| holds.get(&c.peer) == Some(&StageId(stage as u16)))
-        .min_by(|a, b| a.speed.total_cmp(&b.speed).then(a.peer.cmp(&b.peer)))
-        .map(|c| c.peer)
+    fn empty(&self) -> Option<StageId> {
+        self.holders.iter().position(Vec::is_empty).map(|stage| StageId(stage as u16))
+    }
+
+    /// The slowest peer of the stage with the most capacity among those that have two holders or more; it does
+    /// not hold that stage any more.
+    fn spare(&mut self) -> Option<Candidate> {
+        let stage = (0..self.costs.len())
+            .filter(|&stage| self.holders[stage].len() > 1)
+            .max_by(|&a, &b| self.capacity[a].total_cmp(&self.capacity[b]).then(b.cmp(&a)))?;
+        let slower = |a: &Candidate, b: &Candidate| a.speed.total_cmp(&b.speed).then(a.peer.cmp(&b.peer));
+        let holders = &mut self.holders[stage];
+        let index = (0..holders.len()).min_by(|&a, &b| slower(&holders[a], &holders[b]))?;
+        let spare = holders.remove(index);
+        self.capacity[stage] -= spare.speed / self.costs[stage];
+        *self.in_site.entry((spare.site, stage)).or_insert(1) -= 1;
+        Some(spare)
+    }
 }
 
 #[cfg(test)]

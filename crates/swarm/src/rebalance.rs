@@ -1,15 +1,17 @@
 //! Whether moving a peer to another stage pays. Pure; every decision comes with its reason.
 //!
-//! A pipeline is as fast as its slowest stage. A move pays if what it gains over the horizon is more than what it
-//! costs: the peer's own work while the state travels. Ours moves only then; SWARM's rule, kept here for
-//! comparison, moves the most underused peer every T seconds whatever it costs.
+//! A pipeline is as fast as its slowest stage. A move pays if what it gains, until the next joiner brings the same, is
+//! more than what it costs: what the pipeline loses without the peer while the state travels (nothing, if its stage
+//! has more than it can use), and what the peer has done since the last commit, which others must do again. Ours
+//! moves only then; SWARM's rule, kept here for comparison, moves the most underused peer every T seconds whatever
+//! it costs.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{PeerId, StageId};
 use crate::time::Span;
 
-/// A peer that holds a stage.
+/// A peer that holds a stage, or is about to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Placed {
     /// Which peer.
@@ -18,6 +20,10 @@ pub struct Placed {
     pub stage: StageId,
     /// Microbatches of an average stage a second.
     pub speed: f64,
+    /// Whether it may be moved: who still loads its state, or saves it, is not sent elsewhere.
+    pub settled: bool,
+    /// Microbatches that it has done since the last commit.
+    pub holds: f64,
 }
 
 /// What a move must be worth.
@@ -25,11 +31,12 @@ pub struct Placed {
 pub struct Terms {
     /// How long the state of a stage travels to its new holder.
     pub transfer: Span,
-    /// How long the peers are expected to stay as they are.
+    /// When the next joiner is due. It has to load its state too, so whoever moves now is ahead of it by this.
     pub horizon: Span,
-    /// The least gain of the pipeline's speed, as a share: what keeps it from moving back and forth.
-    pub hysteresis: f64,
 }
+
+/// The least gain of the pipeline's speed, as a share: what keeps rounding from moving anybody.
+const LEAST_GAIN: f64 = 1e-3;
 
 /// What to do, and why.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,31 +62,26 @@ pub fn decide(placed: &[Placed], costs: &[f64], terms: Terms) -> Decision {
     let capacity = capacities(placed, costs);
     let Some(slowest) = least(&capacity) else { return stay("there are no stages".into()) };
     let before = capacity[slowest];
-    let mut best: Option<(f64, Placed)> = None;
-    for &candidate in placed.iter().filter(|p| p.stage.0 as usize != slowest && can_leave(placed, p)) {
-        let after = bottleneck_after(&capacity, costs, candidate, slowest);
-        // Among equal gains the slowest peer moves: its work is missed least.
-        let better = |(gain, other): &(f64, Placed)| {
-            after > *gain || (after == *gain && candidate.speed < other.speed)
-        };
-        if best.as_ref().is_none_or(better) {
-            best = Some((after, candidate));
+    let mut best: Option<Worth> = None;
+    for &who in placed.iter().filter(|p| p.stage.0 as usize != slowest && can_leave(placed, p)) {
+        let after = bottleneck_after(&capacity, costs, who, slowest);
+        let gained = (after - before) * terms.horizon.as_s_f64();
+        let travels = (before - bottleneck_without(&capacity, costs, who)) * terms.transfer.as_s_f64();
+        let worth = Worth { who, after, gained, lost: travels + who.holds };
+        if best.as_ref().is_none_or(|best| worth.is_better_than(best)) {
+            best = Some(worth);
         }
     }
-    let Some((after, candidate)) = best else {
+    let Some(Worth { who: candidate, after, gained, lost }) = best else {
         return stay(format!("nobody can leave a stage for stage {slowest}, the bottleneck"));
     };
     let rate = |speed: f64| format!("{speed:.2} microbatches/s");
-    if after <= before * (1.0 + terms.hysteresis) {
+    if after <= before * (1.0 + LEAST_GAIN) {
         let (now, then) = (rate(before), rate(after));
         return stay(format!(
             "stage {slowest} is the bottleneck with {now}; the best move would make it {then}"
         ));
     }
-    let gained = (after - before) * (terms.horizon.as_s_f64() - terms.transfer.as_s_f64());
-    // While it travels, the pipeline runs without it.
-    let during = bottleneck_without(&capacity, costs, candidate);
-    let lost = (before - during) * terms.transfer.as_s_f64();
     if gained <= lost {
         return stay(format!(
             "moving {} would gain {gained:.0} microbatches and cost {lost:.0}",
@@ -94,6 +96,23 @@ pub fn decide(placed: &[Placed], costs: &[f64], terms: Terms) -> Decision {
         rate(after)
     );
     Decision::Move { peer: candidate.peer, to: StageId(slowest as u16), reason }
+}
+
+/// What a move would bring and cost, in microbatches.
+struct Worth {
+    who: Placed,
+    /// The pipeline's speed then.
+    after: f64,
+    gained: f64,
+    lost: f64,
+}
+
+impl Worth {
+    /// Among equals the slowest peer moves: its work is missed least.
+    fn is_better_than(&self, other: &Worth) -> bool {
+        let net = |worth: &Worth| worth.gained - worth.lost;
+        net(self) > net(other) || (net(self) == net(other) && self.who.speed < other.who.speed)
+    }
 }
 
 /// SWARM's own rule: every T seconds the most underused peer moves to the most loaded stage. A stage's load is
@@ -115,9 +134,9 @@ pub fn swarm_rule(placed: &[Placed], costs: &[f64]) -> Decision {
     }
 }
 
-/// Whether a stage would still have a holder without this peer.
+/// Whether a peer is settled, and its stage would still have another that is.
 fn can_leave(placed: &[Placed], who: &Placed) -> bool {
-    placed.iter().any(|p| p.stage == who.stage && p.peer != who.peer)
+    who.settled && placed.iter().any(|p| p.stage == who.stage && p.peer != who.peer && p.settled)
 }
 
 fn stay(reason: String) -> Decision {
@@ -176,13 +195,15 @@ mod tests {
 
     use super::*;
 
-    const TERMS: Terms = Terms { transfer: Span::s(60), horizon: Span::s(1800), hysteresis: 0.02 };
+    const TERMS: Terms = Terms { transfer: Span::s(60), horizon: Span::s(1800) };
 
     fn placed(stages: &[(u16, f64)]) -> Vec<Placed> {
         let place = |((stage, speed), peer): (&(u16, f64), u32)| Placed {
             peer: PeerId(peer),
             stage: StageId(*stage),
             speed: *speed,
+            settled: true,
+            holds: 0.0,
         };
         stages.iter().zip(0..).map(place).collect()
     }
@@ -197,10 +218,12 @@ mod tests {
 
     #[test]
     fn a_move_that_costs_more_than_it_gains_is_not_made() {
-        let peers = placed(&[(0, 1.0), (1, 1.0), (1, 1.0), (1, 1.0)]);
+        let mut peers = placed(&[(0, 1.0), (1, 1.0), (1, 1.0), (1, 1.0)]);
+        peers.iter_mut().for_each(|peer| peer.holds = 40.0 - f64::from(peer.peer.0));
         let soon_over = Terms { horizon: Span::s(30), ..TERMS };
         assert!(matches!(decide(&peers, &[1.0; 2], soon_over), Decision::Stay { .. }));
-        assert!(matches!(decide(&peers, &[1.0; 2], TERMS), Decision::Move { .. }));
+        let Decision::Move { peer, .. } = decide(&peers, &[1.0; 2], TERMS) else { panic!() };
+        assert_eq!(peer, PeerId(3), "the one that has least to lose");
     }
 
     #[test]

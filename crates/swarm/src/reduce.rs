@@ -23,6 +23,9 @@ pub struct ReducePlan {
     pub stage: StageId,
     /// Everybody who needs the result: a group a site, each in order.
     pub groups: Vec<Vec<PeerId>>,
+    /// The members that came after the plan was first made, in order, with the attempt since which they are in it:
+    /// they lack what was sent before. Somebody who went and came back is one of them.
+    pub joined: Vec<(PeerId, Attempt)>,
     /// Everybody whose sums count, in order, each with a stamp of which of its lots do: that is where 'exactly
     /// once' is made.
     pub holders: Vec<(PeerId, u64)>,
@@ -151,6 +154,7 @@ impl ReducePlan {
         at == elements
             && members.len() == self.groups.iter().map(Vec::len).sum::<usize>()
             && self.groups.iter().all(|group| ordered(group))
+            && self.joined.iter().all(|(peer, _)| members.contains(peer))
             && self.holders.windows(2).all(|pair| pair[0].0 < pair[1].0)
             && self.holders.iter().all(|(peer, _)| members.contains(peer))
             && self.relays.iter().all(|relay| members.contains(&relay.via))
@@ -190,15 +194,16 @@ pub fn plan(
         relays.len()
     );
     let groups = groups.iter().map(|group| group.iter().map(|(peer, _)| *peer).collect()).collect();
-    Ok(ReducePlan { stage, groups, holders, parts, relays, reason })
+    Ok(ReducePlan { stage, groups, joined: Vec::new(), holders, parts, relays, reason })
 }
 
-/// The same again after somebody is gone: only the parts of who is gone get other owners, and all else that was
-/// sent is still of use. `None`: it cannot be mended, and a new plan is needed. Within one group only: a group's
-/// sum that is on its way to the root would have to be taken back.
+/// The same again after some are `gone`, of whom some may have come back: only the parts of who is gone get other
+/// owners, and all else that was sent is still of use. `None`: it cannot be mended, and a new plan is needed.
+/// Within one group only: a group's sum that is on its way to the root would have to be taken back.
 pub fn mend(
     before: &ReducePlan,
     attempt: Attempt,
+    gone: &BTreeSet<PeerId>,
     members: &BTreeMap<PeerId, Member>,
     holders: Vec<(PeerId, u64)>,
 ) -> Option<ReducePlan> {
@@ -207,14 +212,21 @@ pub fn mend(
     if before.groups.len() != 1 || !before.relays.is_empty() || sites.any(|other| other != site) {
         return None;
     }
+    let stayed = |peer: &PeerId| before.has_member(*peer) && !gone.contains(peer);
+    let since = |peer| before.joined.iter().find(|(joined, _)| joined == peer).map(|(_, since)| *since);
+    let joined = members.keys().filter_map(|peer| {
+        let since = if stayed(peer) { since(peer) } else { Some(attempt) };
+        Some((*peer, since?))
+    });
+    let joined = joined.collect();
     let mut owned: BTreeMap<PeerId, u32> = members.keys().map(|&peer| (peer, 0)).collect();
     let mut parts = before.parts.clone();
-    for owner in parts.iter().flat_map(|part| &part.owners) {
+    for owner in parts.iter().flat_map(|part| &part.owners).filter(|owner| stayed(owner)) {
         owned.entry(*owner).and_modify(|count| *count += 1);
     }
     let mut changed = 0;
     for part in &mut parts {
-        if part.owners.iter().any(|owner| !members.contains_key(owner)) {
+        if part.owners.iter().any(|owner| !stayed(owner) || !members.contains_key(owner)) {
             let (&heir, count) = owned.iter_mut().min_by_key(|(peer, count)| (**count, **peer))?;
             *count += 1;
             (part.owners, part.since) = (vec![heir], attempt);
@@ -223,7 +235,7 @@ pub fn mend(
     }
     let reason = format!("somebody is gone: {changed} of {} parts have another owner", parts.len());
     let groups = vec![members.keys().copied().collect()];
-    Some(ReducePlan { stage: before.stage, groups, holders, parts, relays: Vec::new(), reason })
+    Some(ReducePlan { stage: before.stage, groups, joined, holders, parts, relays: Vec::new(), reason })
 }
 
 /// The vector cut so that a part has one owner in each group, and one of them as its root.
@@ -376,12 +388,17 @@ mod tests {
         let made = plan(StageId(0), Attempt(1), &all, holders.clone(), 400, &BTreeSet::new()).unwrap();
         let mut left = all.clone();
         left.remove(&PeerId(2));
-        let mended = mend(&made, Attempt(2), &left, holders[..2].to_vec()).unwrap();
-        assert!(mended.is_sound(400));
-        for (before, after) in made.parts.iter().zip(&mended.parts) {
-            let gone = before.owners == [PeerId(2)];
-            assert_eq!(after.since, Attempt(if gone { 2 } else { 1 }));
-            assert_eq!(gone, before.owners != after.owners);
+        let gone = [PeerId(2)].into();
+        // Whether it came back makes no difference to its parts: what was sent to it is lost.
+        for (members, joined) in [(left, vec![]), (all, vec![(PeerId(2), Attempt(2))])] {
+            let mended = mend(&made, Attempt(2), &gone, &members, holders[..2].to_vec()).unwrap();
+            assert!(mended.is_sound(400));
+            assert_eq!(mended.joined, joined);
+            for (before, after) in made.parts.iter().zip(&mended.parts) {
+                assert_eq!(after.since, Attempt(if before.owners == [PeerId(2)] { 2 } else { 1 }));
+            }
+            let again = mend(&mended, Attempt(3), &BTreeSet::new(), &members, holders[..2].to_vec()).unwrap();
+            assert_eq!((again.joined, again.parts), (joined, mended.parts));
         }
     }
 

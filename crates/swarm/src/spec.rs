@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{RunId, Step};
+use crate::ids::{RunId, StageId, Step};
 use crate::lots::Lots;
 use crate::rebalance::Policy;
 use crate::time::Span;
@@ -14,6 +14,8 @@ pub struct Spec {
     pub run: RunId,
     /// Stages of the pipeline.
     pub stages: u16,
+    /// What a microbatch costs each stage, against an average of 1; all the same if nothing is said of a stage.
+    pub costs: Vec<f64>,
     /// The step's microbatches and lots.
     pub lots: Lots,
     /// How the replicas of a stage agree.
@@ -34,8 +36,22 @@ pub struct Spec {
     pub tuning: Tuning,
 }
 
+impl Spec {
+    /// What a microbatch costs a stage, against the average.
+    pub fn cost(&self, stage: StageId) -> f64 {
+        let cost = self.costs.get(stage.0 as usize).copied().filter(|cost| cost.is_finite());
+        cost.map_or(1.0, |cost| cost.max(1e-3))
+    }
+
+    /// The same of every stage.
+    pub fn all_costs(&self) -> Vec<f64> {
+        (0..self.stages).map(|stage| self.cost(StageId(stage))).collect()
+    }
+}
+
 /// How the replicas of a stage agree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Sync {
     /// Every step is computed with the weights that the step before it made: one big machine.
     #[default]
@@ -47,6 +63,7 @@ pub enum Sync {
 
 /// How gradients are added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Reduce {
     /// In the fixed tree over lots: the bits do not depend on who computed what.
     #[default]

@@ -8,7 +8,7 @@
 //! slow. Here it grows by the time that the peer *computes*, which the worker measures, and falls as work is done.
 //!
 //! A hop to another site is a handicap in the same currency, not a ban: it is preferred as soon as the near
-//! peers are busier by that much.
+//! peers are busier by that much (the driver says by how much, see `routing`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -182,6 +182,16 @@ impl Wiring {
     /// What the coordinator says of a holder.
     pub fn about(&self, peer: PeerId) -> Option<About> {
         self.accounts.get(&peer).map(|account| account.about)
+    }
+
+    /// Whether there is such a holder.
+    pub fn any(&self, is_such: impl Fn(PeerId, About) -> bool) -> bool {
+        self.accounts.iter().any(|(&peer, account)| is_such(peer, account.about))
+    }
+
+    /// How long a microbatch takes one of the holders on average.
+    pub fn microbatch(&self) -> Span {
+        Span((self.accounts.len() as f64 * 1e6 / self.speed.max(1e-9)) as u64)
     }
 
     /// The part of the stage's work that this peer can do.

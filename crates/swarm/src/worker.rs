@@ -121,13 +121,11 @@ impl Worker {
             Input::Wake => self.on_wake(now, out),
             Input::ForwardDone(job, output) => self.on_forward_done(job, output, now, out),
             Input::BackwardDone(job, gradient) => self.on_backward_done(job, gradient, now, out),
-            Input::Summed(term, attempt, part, payload) => self.on_summed(term, attempt, part, payload, out),
-            Input::Prepared(term, attempt, digest, summary) => {
-                self.on_prepared(term, attempt, digest, summary, now, out)
-            }
-            Input::Applied(epoch, version) => self.on_applied(epoch, version, now, out),
-            Input::Loaded(epoch, version) => self.on_loaded(epoch, version, now, out),
-            Input::Saved(epoch, version) => self.on_saved(epoch, version, out),
+            Input::Summed(number, part, payload) => self.on_summed(number, part, payload, out),
+            Input::Prepared(number, digest, summary) => self.on_prepared(number, digest, summary, now, out),
+            Input::Applied(of) => self.on_applied(of, now, out),
+            Input::Loaded(of) => self.on_loaded(of, now, out),
+            Input::Saved(of) => self.on_saved(of, out),
             Input::Notice => {
                 self.leaving = true;
                 self.tell_leaving(out);

@@ -17,6 +17,7 @@ fn spec(sync: Sync) -> Spec {
     Spec {
         run: RunId(1),
         stages: 2,
+        costs: Vec::new(),
         lots: Lots { microbatches: 3, lots: 2 },
         sync,
         reduce: if sync == Sync::Step { Reduce::Exact } else { Reduce::Fast },
@@ -87,7 +88,16 @@ fn plan() -> impl Strategy<Value = ReducePlan> {
         |(stage, groups, holders, parts)| {
             let holders = holders.into_iter().map(|peer| (peer, 0)).collect();
             let relays = vec![Relay { a: PeerId(0), b: PeerId(1), via: PeerId(2) }];
-            ReducePlan { stage: StageId(stage), groups, holders, parts, relays, reason: String::new() }
+            let joined = groups.concat().into_iter().map(|peer| (peer, Attempt(2))).collect();
+            ReducePlan {
+                stage: StageId(stage),
+                groups,
+                joined,
+                holders,
+                parts,
+                relays,
+                reason: String::new(),
+            }
         },
     )
 }
@@ -97,6 +107,7 @@ fn sound_plan() -> impl Strategy<Value = ReducePlan> {
     (0u16..2).prop_map(|stage| ReducePlan {
         stage: StageId(stage),
         groups: vec![vec![PeerId(0), PeerId(1)], vec![PeerId(2)]],
+        joined: vec![(PeerId(1), Attempt(2))],
         holders: vec![(PeerId(0), 0), (PeerId(2), 0)],
         parts: vec![Part {
             start: 0,
@@ -150,7 +161,7 @@ fn body() -> impl Strategy<Value = Body> {
         Just(Body::Activate),
         stage().prop_map(|stage| Body::StateRequest { stage, have: Some(Step(9)) }),
         stage().prop_map(|stage| Body::State { stage, payload: Payload::default(), onto: None }),
-        Just(Body::View(View { number: 1, stages: vec![Vec::new(), Vec::new()] })),
+        Just(Body::View(View { number: 1, stages: vec![Vec::new(), Vec::new()], drivers: vec![SiteId(0)] })),
         stage().prop_map(move |stage| Body::Lease(Lease {
             number: grant.lease,
             at: LotOf { step: Step(0), lot: Lot(1) },
@@ -226,14 +237,14 @@ proptest! {
                     worker::Command::Forward { job, .. } => {
                         worker.handle(worker::Input::ForwardDone(job, Payload::default()), now, &mut out)
                     }
-                    worker::Command::Load { epoch, version, .. } => {
-                        worker.handle(worker::Input::Loaded(epoch, version), now, &mut out)
+                    worker::Command::Load { of, .. } => {
+                        worker.handle(worker::Input::Loaded(of), now, &mut out)
                     }
-                    worker::Command::Prepare(term, attempt) => {
+                    worker::Command::Prepare(number) => {
                         prepared = true;
-                        worker.handle(worker::Input::Prepared(term, attempt, [0; 32], vec![]), now, &mut out)
+                        worker.handle(worker::Input::Prepared(number, [0; 32], vec![]), now, &mut out)
                     }
-                    worker::Command::Apply(_) => prop_assert!(prepared, "an update without a reduced gradient"),
+                    worker::Command::Apply(..) => prop_assert!(prepared, "an update without a reduced gradient"),
                     _ => {}
                 }
             }

@@ -175,7 +175,8 @@ fn compare(starling: &Trained, torch: &Trained) -> Result<Vec<Figure>> {
     }
     let differences = starling.losses.iter().zip(&torch.losses).map(|(ours, theirs)| (ours - theirs).abs());
     let apart = distance(&starling.weights, &torch.weights)?;
-    let figure = |name: &str, value, unit, must| Figure { name: name.into(), value, unit, must };
+    let figure =
+        |name: &str, value, unit: &str, must| Figure { name: name.into(), value, unit: unit.into(), must };
     Ok(vec![
         figure("first loss, PyTorch", torch.losses[0], "nat", None),
         figure("last loss, PyTorch", torch.losses[steps - 1], "nat", None),

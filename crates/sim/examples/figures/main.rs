@@ -1,10 +1,12 @@
 //! The simulator's figures, as lines of JSON: `cargo run --release -p starling-sim --example figures -- speeds`, or
-//! `scale`, or `traces FOLDER`. Shorter ones: `HOURS=2` for `scale`; `MINUTES=20` and `ONLY='p2, 125 M'`, a part of
-//! the figure's name, for `traces`.
+//! `wan`, `coordinator`, `scale`, `crowd`, or `traces FOLDER`. Shorter ones: `HOURS=2` for `scale`; `MINUTES=20` and
+//! `ONLY='p2, 125 M'`, a part of the figure's name, for `traces`. `cargo xtask bench sim` says what each must reach.
 
+mod coordinator;
 mod scale;
 mod speeds;
 mod traces;
+mod wan;
 
 use std::io::Write;
 
@@ -18,8 +20,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let folder = std::env::args().nth(2).ok_or("which folder are the traces in?")?;
         traces::measure(&folder)?;
     }
+    if wanted("wan") {
+        wan::measure();
+    }
+    if wanted("coordinator") {
+        coordinator::measure();
+    }
     if wanted("scale") {
-        scale::measure();
+        scale::a_day();
+    }
+    if wanted("crowd") {
+        scale::a_crowd();
     }
     Ok(())
 }

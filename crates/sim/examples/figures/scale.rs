@@ -13,9 +13,14 @@ use starling_swarm::time::Span;
 
 use crate::figure;
 
-pub fn measure() {
+/// A thousand peers.
+pub fn a_day() {
     let hours: u64 = std::env::var("HOURS").map_or(24, |hours| hours.parse().expect("a number"));
     run("1,000 peers", 1_000, hours, 8192);
+}
+
+/// Ten thousand peers.
+pub fn a_crowd() {
     run("10,000 peers", 10_000, 1, 16384);
 }
 
@@ -48,11 +53,22 @@ fn run(name: &str, peers: usize, hours: u64, lots: u32) {
     (tuning.beat, tuning.silence, tuning.slack) = (Span::s(10), Span::s(30), Span::s(20));
     (tuning.unknown, tuning.pause) = (Span::s(300), Span::s(120));
     (tuning.jobs, tuning.leases) = (96, 1 << 15);
+    tuning.depth = 3;
     tuning.quorum = peers * 9 / 10;
     scenario.until_us = Some(until_us);
     let began = Instant::now();
     let outcome = World::new(&scenario).run().expect("every invariant holds");
     let took = began.elapsed().as_secs_f64();
+    if let Some(bytes) = peak_memory() {
+        figure(&format!("{name}, {hours} h: memory"), bytes / f64::from(1 << 30), "GiB");
+    }
+    if peers == 1_000 {
+        let began = Instant::now();
+        let unchecked = World::new(&scenario).without_invariants().run().expect("it was checked before");
+        let unchecked_took = began.elapsed().as_secs_f64();
+        assert_eq!(unchecked.history, outcome.history, "what is looked at does not change");
+        figure(&format!("{name}, {hours} h: what the invariants cost"), took / unchecked_took - 1.0, "share");
+    }
     figure(&format!("{name}, {hours} h"), took, "s");
     figure(&format!("{name}, {hours} h: events"), outcome.events as f64 / took, "1/s");
     let done = outcome.step as f64 * f64::from(lots) * 8.0 * 10.0 / (peers as f64 * hours as f64 * 3600.0);
@@ -61,4 +77,11 @@ fn run(name: &str, peers: usize, hours: u64, lots: u32) {
         done,
         "share",
     );
+}
+
+/// The most memory that this process has had, where the system tells.
+fn peak_memory() -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<f64>().ok().map(|kib| kib * 1024.0)
 }

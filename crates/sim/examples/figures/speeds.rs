@@ -29,7 +29,7 @@ fn share(sync: Sync, reduce: Reduce, stages: u16, replicas: usize, lots: u32) {
     let spec = &mut scenario.spec;
     (spec.sync, spec.reduce) = (sync, reduce);
     spec.lots = Lots { microbatches: lots, lots };
-    spec.steps = Step(12);
+    spec.steps = Step(30);
     spec.checkpoint_every = 0;
     spec.elements = 256; // Enough that every member can own a part.
     let tuning = &mut spec.tuning;
@@ -43,8 +43,8 @@ fn share(sync: Sync, reduce: Reduce, stages: u16, replicas: usize, lots: u32) {
     }
     let sum: f64 = scenario.peers.iter().map(|peer| peer.speed).sum::<f64>() / f64::from(stages);
     let outcome = World::new(&scenario).run().expect("nothing fails here");
-    // From the end of the second step to the end of the last but one: neither the start nor the end counts.
-    let commits = &outcome.commits_us[1..outcome.commits_us.len() - 1];
+    // From the end of the fifth step to the end of the last but one: neither the start nor the end counts.
+    let commits = &outcome.commits_us[4..outcome.commits_us.len() - 1];
     let took_s = (commits[commits.len() - 1] - commits[0]) as f64 / 1e6;
     let share = f64::from(lots) * (commits.len() - 1) as f64 / sum / took_s;
     let name = format!("share of the sum of speeds 1-8, {sync:?}, {reduce:?}, {stages} stages, {lots} lots");

@@ -12,8 +12,8 @@ use starling_swarm::time::Span;
 
 use crate::figure;
 
-/// Microbatches a second of one peer.
-const SPEED: f64 = 1.0;
+/// A peer does a quarter of the model for one microbatch a second.
+const QUARTERS_PER_S: f64 = 1.0;
 /// 200 Mb/s.
 const BYTES_PER_S: f64 = 25e6;
 
@@ -30,16 +30,13 @@ struct Model {
     step_s: f64,
 }
 
-const MODELS: [Model; 5] = [
-    Model { name: "125 M", parameters: 125e6, gradient_bytes: 4.0, step_s: 60.0 },
+const MODELS: [Model; 2] = [
     Model { name: "125 M, bf16 gradients", parameters: 125e6, gradient_bytes: 2.0, step_s: 40.0 },
-    Model { name: "1 B", parameters: 1e9, gradient_bytes: 4.0, step_s: 120.0 },
-    Model { name: "1 B, bf16 gradients", parameters: 1e9, gradient_bytes: 2.0, step_s: 60.0 },
-    Model { name: "1 B, int8 gradients", parameters: 1e9, gradient_bytes: 1.0, step_s: 35.0 },
+    Model { name: "1 B, int8 gradients", parameters: 1e9, gradient_bytes: 1.0, step_s: 80.0 },
 ];
 
 pub fn measure(folder: &str) -> Result<(), Box<dyn std::error::Error>> {
-    let minutes: u64 = std::env::var("MINUTES").map_or(Ok(120), |minutes| minutes.parse())?;
+    let minutes: u64 = std::env::var("MINUTES").map_or(Ok(40), |minutes| minutes.parse())?;
     let only = std::env::var("ONLY").unwrap_or_default();
     let read = |name: &str| std::fs::read_to_string(format!("{folder}/{name}"));
     let traces = [
@@ -72,8 +69,9 @@ fn replay(name: &str, trace: &Trace, model: &Model, stages: u16, rebalance: Poli
     // About 400 peers at a time on average, by independent copies with shifted starts.
     let mean = (0..10_000).map(|n| f64::from(trace.alive(trace.length_us() / 10_000 * n))).sum::<f64>() / 1e4;
     let copies = (400.0 / mean).round() as u32;
+    let speed = QUARTERS_PER_S * f64::from(stages) / 4.0;
     let mut scenario = Scenario::small(1, stages, 1);
-    trace.populate(&mut scenario, copies, until_us, SPEED, &mut Rng::new(5));
+    trace.populate(&mut scenario, copies, until_us, speed, &mut Rng::new(5));
     let of_a_stage = model.parameters / f64::from(stages);
     scenario.sizes = Sizes {
         activation: 1 << 20,
@@ -82,7 +80,7 @@ fn replay(name: &str, trace: &Trace, model: &Model, stages: u16, rebalance: Poli
     };
     let spec = &mut scenario.spec;
     (spec.sync, spec.reduce) = (Sync::Delayed, Reduce::Fast);
-    let microbatches = (400.0 * SPEED / f64::from(stages) * model.step_s) as u32;
+    let microbatches = (400.0 * speed / f64::from(stages) * model.step_s) as u32;
     spec.lots = Lots { microbatches, lots: microbatches };
     spec.steps = Step(u64::MAX);
     spec.checkpoint_every = 4;
@@ -96,14 +94,14 @@ fn replay(name: &str, trace: &Trace, model: &Model, stages: u16, rebalance: Poli
     (tuning.unknown, tuning.pause) = (Span::s(60), Span::s(30));
     (tuning.jobs, tuning.leases) = (128, 1 << 15);
     tuning.keep_bytes = 4 << 30;
-    tuning.depth = 3; // The peers are alike, and what is in flight at the end of a step delays its reduction.
+    tuning.depth = 4; // The peers are alike, and what is in flight at the end of a step delays its reduction.
     (tuning.quorum, tuning.rebalance) = (stages as usize, rebalance);
     let join_us = (spec.state_bytes as f64 / BYTES_PER_S * 1e6) as u64;
     let outcome = World::new(&scenario).run().expect("every invariant holds");
     // From the first commit after the start has settled to the last one.
     let commits: Vec<u64> = outcome.commits_us.iter().copied().filter(|at| *at > SETTLED_US).collect();
     let (first, last) = (commits[0], commits[commits.len() - 1]);
-    let best = bound(&scenario, first..last, SPEED, join_us);
+    let best = bound(&scenario, first..last, speed, join_us);
     let done = (commits.len() - 1) as f64 * f64::from(microbatches);
     figure(&format!("share of the bound: {name}"), done / best, "share");
 }

@@ -21,6 +21,9 @@ impl Invariant for EqualToReference {
     }
 
     fn observe(&mut self, fact: Fact<'_>) -> Result<(), String> {
+        if let Fact::Journaled(record) = fact {
+            self.reference.amend(record);
+        }
         let Fact::State { peer, stage, version, weights, .. } = fact else { return Ok(()) };
         let expected = self.reference.weights(stage, version);
         if weights == expected {

@@ -40,6 +40,9 @@ impl World {
                 self.coordinator.jump(by_us);
                 self.coordinator_input(self.coordinator.life, coordinator::Input::Wake);
             }
+            Fault::Operator(order) => {
+                self.coordinator_input(self.coordinator.life, coordinator::Input::Operator(order));
+            }
             Fault::Preempt { peer, .. } => {
                 let life = self.workers.get(peer.0 as usize).map_or(0, |actor| actor.life);
                 self.worker_input(peer, life, worker::Input::Notice);

@@ -6,7 +6,7 @@ use starling_swarm::ids::*;
 use starling_swarm::lots::TreeNode;
 use starling_swarm::message::{Body, Capability, Envelope, PROTOCOL};
 use starling_swarm::worker::book::JobId;
-use starling_swarm::worker::io::LoadFrom;
+use starling_swarm::worker::io::{LoadFrom, ReduceNo, StateOf};
 use starling_swarm::worker::{Command, Input, Worker};
 
 use crate::host::{Host, Piece};
@@ -90,15 +90,15 @@ impl World {
                 let elements = (contribute.end - contribute.start) * contribute.nodes.len() as u64;
                 self.send(contribute.message(self.gradient(handle, elements)));
             }
-            Command::Sum { step, term, attempt, due } => {
+            Command::Sum(number, due) => {
                 let piece = |(nodes, payload)| Some((nodes, self.piece(payload)?));
                 let come: Option<Vec<_>> = due.come.into_iter().map(piece).collect();
                 // A process that slept for very long asks for pieces that are gone: so is its attempt.
                 let Some(come) = come else { return };
                 let sum = self.host(peer).sum(&due.own, &come, &due.into);
-                let handle = self.keep_piece(step, sum);
+                let handle = self.keep_piece(number.step, sum);
                 let payload = self.gradient(handle, (due.end - due.start) * due.into.len() as u64);
-                self.after(peer, life, 1_000, Input::Summed(term, attempt, due.part, payload));
+                self.after(peer, life, 1_000, Input::Summed(number, due.part, payload));
             }
             Command::WriteReduced { step, start, end, payload } => {
                 let Some(piece) = self.piece(payload) else { return };
@@ -107,21 +107,18 @@ impl World {
                 let stage = host.stage;
                 self.observe(Fact::Reduced { stage, step, counted: piece.counted });
             }
-            Command::Prepare(term, attempt) => self.prepare(peer, life, term, attempt),
-            Command::Apply(commit) => {
-                let (epoch, version) = (commit.epoch, commit.step.next());
+            Command::Prepare(number) => self.prepare(peer, life, number),
+            Command::Apply(of, commit) => {
                 self.host(peer).apply(&commit);
-                self.state_fact(peer, life, epoch, version, true);
-                self.after(peer, life, 2_000, Input::Applied(epoch, version));
+                self.state_fact(peer, life, of.epoch, of.version, true);
+                self.after(peer, life, 2_000, Input::Applied(of));
             }
-            Command::CatchUp { epoch, version, payload, .. } => {
-                self.host(peer).catch_up(version, payload.handle);
-                self.state_fact(peer, life, epoch, version, false);
-                self.after(peer, life, 1_000, Input::Loaded(epoch, version));
+            Command::CatchUp { of, payload, .. } => {
+                self.host(peer).catch_up(of.version, payload.handle);
+                self.state_fact(peer, life, of.epoch, of.version, false);
+                self.after(peer, life, 1_000, Input::Loaded(of));
             }
-            Command::Load { stage, epoch, version, from } => {
-                self.load(peer, life, stage, epoch, version, from)
-            }
+            Command::Load { of, from } => self.load(peer, life, of, from),
             Command::SendState { to, fence, stage, have } => {
                 // What came after one version is a gradient a step; otherwise everything goes.
                 let sizes = self.scenario.sizes;
@@ -132,11 +129,11 @@ impl World {
                 let (from, to) = (Address::Worker(peer), Address::Worker(to));
                 self.send(Envelope { protocol: PROTOCOL, from, to, fence, body });
             }
-            Command::Save(stage, epoch, version) => {
+            Command::Save(of) => {
                 let weights = self.host(peer).weights().clone();
-                self.checkpoints.insert((stage, version), weights);
+                self.checkpoints.insert((of.stage, of.version), weights);
                 let us = (self.scenario.sizes.state as f64 / STORE_BYTES_PER_S * 1e6) as u64;
-                self.after(peer, life, us, Input::Saved(epoch, version));
+                self.after(peer, life, us, Input::Saved(of));
             }
         }
     }
@@ -151,7 +148,7 @@ impl World {
         }
     }
 
-    fn prepare(&mut self, peer: PeerId, life: u64, term: Term, attempt: Attempt) {
+    fn prepare(&mut self, peer: PeerId, life: u64, number: ReduceNo) {
         let Some(hash) = self.host(peer).prepare() else { return };
         let mut digest = [0; 32];
         digest[..8].copy_from_slice(&hash.to_le_bytes());
@@ -162,10 +159,11 @@ impl World {
             self.host(peer).catch_up(step.next(), weights);
             self.state_fact(peer, life, Epoch(1), step.next(), true);
         }
-        self.after(peer, life, 1_000, Input::Prepared(term, attempt, digest, summary));
+        self.after(peer, life, 1_000, Input::Prepared(number, digest, summary));
     }
 
-    fn load(&mut self, peer: PeerId, life: u64, stage: StageId, epoch: Epoch, version: Step, from: LoadFrom) {
+    fn load(&mut self, peer: PeerId, life: u64, of: StateOf, from: LoadFrom) {
+        let StateOf { stage, epoch, version } = of;
         let (weights, us) = match from {
             LoadFrom::Seed => (BTreeMap::from([(version, self.toy.initial(stage))]), 1_000),
             LoadFrom::Checkpoint => {
@@ -176,7 +174,7 @@ impl World {
         };
         self.host(peer).load(stage, weights);
         self.state_fact(peer, life, epoch, version, false);
-        self.after(peer, life, us, Input::Loaded(epoch, version));
+        self.after(peer, life, us, Input::Loaded(of));
     }
 
     fn state_fact(&mut self, peer: PeerId, life: u64, epoch: Epoch, version: Step, applied: bool) {
@@ -189,8 +187,10 @@ impl World {
         let about = self.scenario.peers[peer.0 as usize];
         let noise = 1.0 + about.jitter * (2.0 * self.rng.unit() - 1.0);
         let slow = f64::from(self.slowness[peer.0 as usize]);
-        let us = (share / about.speed * noise * slow * 1e6) as u64;
+        let (stage, _) = self.stage_and_step(peer);
+        let us = (share * self.scenario.spec.cost(stage) / about.speed * noise * slow * 1e6) as u64;
         self.busy_us[peer.0 as usize] += us;
+        self.stage_busy_us[stage.0 as usize] += us;
         self.after(peer, life, us, input);
     }
 

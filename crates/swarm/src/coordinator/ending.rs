@@ -23,6 +23,8 @@ pub(super) struct Life {
     pub sealed_at: Option<Time>,
     /// The last plan of this step, unless it failed for another reason than that somebody is gone.
     last: Option<Arc<ReducePlan>>,
+    /// Who is gone since then, whether or not it came back.
+    gone: BTreeSet<PeerId>,
     /// Pairs of members that could not talk in an earlier attempt of this step.
     pub broken: BTreeSet<(PeerId, PeerId)>,
 }
@@ -139,11 +141,12 @@ impl Coordinator {
                 self.lease_again(LotOf { step, lot }, out);
             }
         }
+        let active = self.active_peers(stage);
+        let life = &mut self.lives[stage.0 as usize];
+        life.gone.insert(peer);
         if self.closing == Closing::Journaling {
             return;
         }
-        let active = self.active_peers(stage);
-        let life = &mut self.lives[stage.0 as usize];
         if life.prepared(|member| active.contains(&member)).is_some() {
             return;
         }
@@ -229,9 +232,9 @@ impl Coordinator {
         let holders: Vec<(PeerId, u64)> = holdings.iter().map(|(&peer, lots)| (peer, stamp(lots))).collect();
         let life = &mut self.lives[stage.0 as usize];
         life.attempt.0 += 1;
-        let (attempt, broken) = (life.attempt, life.broken.clone());
+        let (attempt, broken, gone) = (life.attempt, life.broken.clone(), std::mem::take(&mut life.gone));
         let mended = life.last.take().filter(|_| broken.is_empty());
-        let mended = mended.and_then(|last| reduce::mend(&last, attempt, &members, holders.clone()));
+        let mended = mended.and_then(|last| reduce::mend(&last, attempt, &gone, &members, holders.clone()));
         let planned = mended
             .map_or_else(|| reduce::plan(stage, attempt, &members, holders, self.spec.elements, &broken), Ok);
         match planned {
@@ -343,6 +346,7 @@ impl Coordinator {
         if self.closing == Closing::No
             && self.halted.is_none()
             && self.collecting.is_none()
+            && !self.is_being_amended()
             && let Some(prepared) = self.all_prepared()
         {
             self.closing = Closing::Concluding;
@@ -350,6 +354,11 @@ impl Coordinator {
             self.conclusions += 1;
             out.push(Command::Conclude(self.conclusions, self.book.step, summaries));
         }
+    }
+
+    /// Whether an amendment is not yet safe: constants must not be made without it and replayed with it.
+    fn is_being_amended(&self) -> bool {
+        self.appended.values().any(|record| matches!(record, Record::Amended(..)))
     }
 
     pub(super) fn on_concluded(&mut self, number: u64, constants: Vec<u8>, out: &mut Vec<Command>) {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use crate::coordinator::members::DriverMember;
 use crate::coordinator::{Closing, Command, Coordinator};
 use crate::ids::*;
 use crate::ledger::Ledger;
@@ -46,8 +47,7 @@ impl Coordinator {
         self.steps.get_mut(usize::try_from(index).ok()?)
     }
 
-    /// Hands out open lots, those of the oldest step first, to the driver with the fewest, as far as the windows
-    /// allow.
+    /// Hands out open lots, those of the oldest step first, to the driver whose window has the most room.
     pub(super) fn lease(&mut self, out: &mut Vec<Command>) {
         if self.book.paused
             || self.is_done()
@@ -99,9 +99,31 @@ impl Coordinator {
         to_lease.range(Lot(start as u32)..).next().or(to_lease.first()).copied()
     }
 
+    /// The driver whose window has the most room.
     fn least_busy_driver(&self) -> Option<DriverId> {
-        let open = self.drivers.iter().filter(|(_, driver)| driver.leases < self.spec.tuning.leases);
-        open.min_by_key(|(_, driver)| driver.leases).map(|(&driver, _)| driver)
+        let open = self.drivers.iter().filter(|(_, driver)| driver.leases < driver.window);
+        let filled = |driver: &DriverMember| driver.leases as f64 / driver.window as f64;
+        open.min_by(|a, b| filled(a.1).total_cmp(&filled(b.1)).then(a.0.cmp(b.0))).map(|(&driver, _)| driver)
+    }
+
+    /// Who holds what, or who drives, has changed. One driver gets all that there is. Of several each gets what keeps
+    /// the peers of its site at work, and more when that is done: nobody can know now who will be done first.
+    pub(super) fn size_windows(&mut self) {
+        let most = self.spec.tuning.leases;
+        if self.drivers.len() < 2 {
+            return self.drivers.values_mut().for_each(|driver| driver.window = most);
+        }
+        let active = self.members.values().filter(|member| member.is_active());
+        let (mut all, mut by_site, mut begins) = (0, BTreeMap::new(), BTreeSet::new());
+        for member in active {
+            all += 1;
+            *by_site.entry(member.capability.site).or_insert(0) += 1;
+            begins.extend((member.stage == Some(StageId(0))).then_some(member.capability.site));
+        }
+        for driver in self.drivers.values_mut() {
+            let peers = if begins.contains(&driver.site) { by_site[&driver.site] } else { all };
+            driver.window = (2 * self.spec.tuning.depth * peers).clamp(2, most.max(2));
+        }
     }
 
     /// A lot has to be done (again) in some stage: a new lease replaces the one that is out.
@@ -126,6 +148,7 @@ impl Coordinator {
 
     pub(super) fn remove_driver(&mut self, driver: DriverId) {
         self.drivers.remove(&driver);
+        self.size_windows();
         for open in &mut self.steps {
             let theirs = open.leases.iter().filter(|(_, leased)| leased.driver == driver);
             let lots: Vec<Lot> = theirs.map(|(&lot, _)| lot).collect();
@@ -185,6 +208,7 @@ impl Coordinator {
     /// Who holds what has changed: every driver is told.
     pub(super) fn new_view(&mut self, out: &mut Vec<Command>) {
         self.view += 1;
+        self.size_windows();
         let view = self.current_view();
         let drivers: Vec<DriverId> = self.drivers.keys().copied().collect();
         for driver in drivers {
@@ -200,9 +224,11 @@ impl Coordinator {
                 let Capability { site, speed, .. } = member.capability;
                 let (draining, since) = (member.draining, member.since());
                 let until = member.behind.then(|| self.spec.sync.last_step(member.version.1));
+                let speed = speed / self.spec.cost(stage);
                 stages[stage.0 as usize].push(Holder { peer, site, speed, draining, since, until });
             }
         }
-        View { number: self.view, stages }
+        let drivers = self.drivers.values().map(|driver| driver.site).collect();
+        View { number: self.view, stages, drivers }
     }
 }

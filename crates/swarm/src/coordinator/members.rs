@@ -47,8 +47,11 @@ pub(super) enum Phase {
 pub(super) struct DriverMember {
     pub number: MemberNo,
     pub incarnation: u64,
+    pub site: SiteId,
     pub view: u64,
     pub leases: usize,
+    /// How many leases it may have.
+    pub window: usize,
     last_heard: Time,
     rhythm: Estimate,
 }
@@ -308,10 +311,10 @@ impl Coordinator {
             return;
         }
         match (body, self.drivers.get_mut(&driver)) {
-            (Body::Hello(Hello::Driver { incarnation, .. }), known) => {
+            (Body::Hello(Hello::Driver { incarnation, site }), known) => {
                 match known {
                     Some(member) if member.incarnation == incarnation => member.last_heard = self.now,
-                    _ => self.admit_driver(driver, incarnation, out),
+                    _ => self.admit_driver(driver, incarnation, site, out),
                 }
                 if let Some(member) = self.drivers.get(&driver).map(|member| member.number) {
                     self.send(
@@ -335,18 +338,21 @@ impl Coordinator {
         }
     }
 
-    fn admit_driver(&mut self, driver: DriverId, incarnation: u64, out: &mut Vec<Command>) {
+    fn admit_driver(&mut self, driver: DriverId, incarnation: u64, site: SiteId, out: &mut Vec<Command>) {
         self.remove_driver(driver);
         let number = self.new_member_number();
         let member = DriverMember {
             number,
             incarnation,
+            site,
             view: 0,
             leases: 0,
+            window: 0,
             last_heard: self.now,
             rhythm: Estimate::default(),
         };
         self.drivers.insert(driver, member);
+        self.new_view(out);
         self.advance(out);
     }
 
@@ -373,7 +379,10 @@ impl Coordinator {
         };
         let silent: Vec<DriverId> =
             self.drivers.iter().filter(|(_, d)| late(d)).map(|(&driver, _)| driver).collect();
-        silent.into_iter().for_each(|driver| self.remove_driver(driver));
+        if !silent.is_empty() {
+            silent.into_iter().for_each(|driver| self.remove_driver(driver));
+            self.new_view(out);
+        }
     }
 
     /// A member is gone, with all that it holds.

@@ -24,6 +24,7 @@ impl Coordinator {
             if let Some(donor) = self.donor(stage, peer) {
                 out.push(Command::Tell(format!("{peer} joins {stage}: {reason}")));
                 self.assign(peer, stage, Source::Donor(donor), out);
+                self.note_join();
             }
         }
     }
@@ -134,7 +135,7 @@ impl Coordinator {
                 Candidate { peer, site, speed, stage: member.stage }
             })
             .collect();
-        place(&candidates, &vec![1.0; self.spec.stages as usize])
+        place(&candidates, &self.spec.all_costs())
     }
 
     /// A holder of the stage to fetch from: in the joiner's site if there is one, not about to leave, the one

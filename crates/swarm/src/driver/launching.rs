@@ -14,7 +14,7 @@ use crate::ids::*;
 use crate::message::*;
 use crate::spec::{Reduce, Sync};
 use crate::time::Span;
-use crate::wiring::{Aim, Wiring};
+use crate::wiring::{About, Aim, Wiring};
 
 /// How many lost lots one peer does again.
 const REDO: u32 = 3;
@@ -195,19 +195,22 @@ impl Driver {
         // Some that were set aside may not be ours any more.
         while let Some(step) = self.queue.step() {
             let size = self.spec.lots.largest();
+            // Lots begin at home if anybody there can take them, or where no other driver is at home.
+            let able = |peer, about: About| {
+                let stays = !about.draining && about.has_weights_of(step);
+                stays && self.is_reachable(StageId(0), peer, &[])
+            };
+            let home = self.wirings[0].any(|peer, about| about.site == self.site && able(peer, about));
             let choice = self.wirings[0].choose(size, self.aim(), |peer, about| {
+                let near = !home || about.site == self.site || !self.driven.contains(&about.site);
                 let fresh = self.is_fit(about, step, size) && about.to_begin < 2 * size;
-                let far = if about.site == self.site { Span(0) } else { self.spec.tuning.far };
-                (fresh && self.is_reachable(StageId(0), peer, &[])).then_some(far)
+                (near && fresh && able(peer, about)).then_some(Span(0))
             });
             let first = choice?.peer; // Otherwise all are busy, and the next news brings us here again.
             let at = self.next_lot_for(first)?;
             if self.lots.get(&at).is_some_and(|run| run.route.is_empty()) {
-                if self.begin_route(at, first) {
-                    return Some(at);
-                }
-                self.queue.begin_again(at);
-                return None;
+                self.begin_route(at, first);
+                return Some(at);
             }
         }
         None

@@ -8,6 +8,10 @@ use crate::message::*;
 use crate::time::Span;
 use crate::wiring::About;
 
+/// A lot goes to another site only when so many microbatches more wait for every peer that is near: two sites that
+/// each hold all stages then exchange sums and nothing else.
+const FAR_QUEUE: u64 = 8;
+
 /// What a peer is looked for.
 #[derive(Clone, Copy)]
 struct Search<'a> {
@@ -23,21 +27,15 @@ struct Search<'a> {
 
 impl Driver {
     /// The beginning of a route for a lot whose first hop is chosen.
-    pub(super) fn begin_route(&mut self, at: LotOf, first: PeerId) -> bool {
+    pub(super) fn begin_route(&mut self, at: LotOf, first: PeerId) {
         let known = |peer: &PeerId| self.wirings[0].has(*peer);
-        let Some(held) = self.lots.get(&at).map(|run| run.lease.held[0].filter(known)) else { return false };
+        let Some(held) = self.lots.get(&at).map(|run| run.lease.held[0].filter(known)) else { return };
         let first = held.unwrap_or_else(|| self.who_does_again(StageId(0), at, &[], first));
         self.add_hop(at, first, held.is_some());
-        let bound = self.bind(at, 2);
-        if !bound && let Some(run) = self.lots.get_mut(&at) {
-            run.settle(&mut self.wirings);
-            run.begin_again(self.spec.lots.microbatches_of(at.lot));
-        }
-        bound
     }
 
-    /// Makes the route so long, as far as there are stages. Each hop is chosen when the microbatch enters the
-    /// stage before it, and no earlier: who is free then could not be known at the start.
+    /// Makes the route so long, as far as there are stages. Each hop is chosen when the first microbatch is done in
+    /// the stage before it, and no earlier: who is free then could not be known before.
     pub(super) fn bind(&mut self, at: LotOf, hops: usize) -> bool {
         let size = self.size(at);
         while let Some(run) = self.lots.get(&at).filter(|run| run.route.len() < hops.min(self.wirings.len()))
@@ -206,7 +204,8 @@ impl Driver {
     /// What the way to a site costs, in the currency of response times.
     fn cost(&self, stage: StageId, site: SiteId, near: &[PeerId]) -> Span {
         let home = near.first().and_then(|&peer| self.site_of(stage, peer)).unwrap_or(self.site);
-        if site == home { Span(0) } else { self.spec.tuning.far }
+        let queue = || self.wirings[stage.0 as usize].microbatch().times(FAR_QUEUE);
+        if site == home { Span(0) } else { self.spec.tuning.far + queue() }
     }
 
     pub(super) fn is_reachable(&self, stage: StageId, peer: PeerId, near: &[PeerId]) -> bool {

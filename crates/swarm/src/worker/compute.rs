@@ -41,16 +41,14 @@ impl Worker {
         self.compute(now, out);
     }
 
-    /// Where a microbatch that we have, or are about to have, goes from here.
+    /// Where a microbatch that we have computed goes from here.
     pub(super) fn on_onward(&mut self, fence: Fence, work: Work, out: &mut Vec<Command>) {
         if fence.epoch != self.epoch || fence.step < self.version || self.our_hop(&work).is_none() {
             return self.refusals.count(Refusal::Unasked);
         }
-        let key = key(&work, fence);
-        if self.jobs.go_onward(work, fence)
-            && let Some(job) = self.jobs.get(key)
-        {
-            self.send_activation(job, out); // If it is computed; otherwise it goes when it is.
+        match self.jobs.go_onward(work, fence).cloned() {
+            Some(job) => self.send_activation(&job, out),
+            None => self.refusals.count(Refusal::OldAttempt),
         }
     }
 

@@ -25,15 +25,15 @@ pub enum Input {
     /// A backward pass is done; the gradient of the stage waits under the job's number.
     BackwardDone(JobId, Payload),
     /// A part was added up.
-    Summed(Term, Attempt, u32, Payload),
+    Summed(ReduceNo, u32, Payload),
     /// The reduced gradient was looked at.
-    Prepared(Term, Attempt, Digest, Vec<u8>),
-    /// A commit was applied: the state is now of this version.
-    Applied(Epoch, Step),
-    /// A state was loaded, or caught up: it is of this version.
-    Loaded(Epoch, Step),
-    /// A checkpoint of this version is safe.
-    Saved(Epoch, Step),
+    Prepared(ReduceNo, Digest, Vec<u8>),
+    /// A commit was applied: the state is now this one.
+    Applied(StateOf),
+    /// This state was loaded, or caught up with.
+    Loaded(StateOf),
+    /// A checkpoint of this state is safe.
+    Saved(StateOf),
     /// The machine will be taken away soon.
     Notice,
 }
@@ -73,16 +73,7 @@ pub enum Command {
     /// Read the sums of these nodes, and send them.
     Contribute(Contribute),
     /// Add up a part in the tree over lots, from our own nodes and what came from others.
-    Sum {
-        /// Of which step.
-        step: Step,
-        /// Whose attempt.
-        term: Term,
-        /// Which attempt.
-        attempt: Attempt,
-        /// What.
-        due: Due,
-    },
+    Sum(ReduceNo, Due),
     /// Write a part of the reduced gradient.
     WriteReduced {
         /// Of which step.
@@ -95,15 +86,13 @@ pub enum Command {
         payload: Payload,
     },
     /// Look at the reduced gradient.
-    Prepare(Term, Attempt),
-    /// Apply a commit.
-    Apply(Arc<Commit>),
+    Prepare(ReduceNo),
+    /// Apply a commit, which makes this state.
+    Apply(StateOf, Arc<Commit>),
     /// Put the sums that came from a donor onto the state that is here; work under way goes on.
     CatchUp {
-        /// In this history.
-        epoch: Epoch,
-        /// The version that this makes.
-        version: Step,
+        /// The state that this makes.
+        of: StateOf,
         /// The sums.
         payload: Payload,
         /// The version onto which they are put.
@@ -111,12 +100,8 @@ pub enum Command {
     },
     /// Load a state, dropping all work under way.
     Load {
-        /// Of this stage.
-        stage: StageId,
-        /// In this history.
-        epoch: Epoch,
-        /// Of this version.
-        version: Step,
+        /// Which state.
+        of: StateOf,
         /// From here.
         from: LoadFrom,
     },
@@ -131,8 +116,36 @@ pub enum Command {
         /// What the joiner has.
         have: Option<Step>,
     },
-    /// Save the state, which is of this version, where it survives us.
-    Save(StageId, Epoch, Step),
+    /// Save the state, which is this one, where it survives us.
+    Save(StateOf),
+}
+
+/// Which state. Hosts may report in another order than they were asked: their word on another state than the one that
+/// is awaited is void.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateOf {
+    /// Of which stage.
+    pub stage: StageId,
+    /// In which history.
+    pub epoch: Epoch,
+    /// Of which version.
+    pub version: Step,
+}
+
+/// Which attempt to reduce; attempts are counted anew in every stage, history, step and term. A host's word on
+/// another one is void.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReduceNo {
+    /// Of which stage.
+    pub stage: StageId,
+    /// In which history.
+    pub epoch: Epoch,
+    /// Of which step.
+    pub step: Step,
+    /// Whose attempt.
+    pub term: Term,
+    /// Which attempt.
+    pub attempt: Attempt,
 }
 
 /// Where a state comes from.

@@ -1,14 +1,14 @@
-//! The microbatches at a worker, and which is computed next: one at a time, backward first (it frees memory and
-//! lets the stage before go on), the older step first, then in the order in which they came.
+//! The microbatches at a worker, and which is computed next: one at a time, the older step first (all wait for its
+//! last microbatch), then backward first (it frees memory and lets the stage before go on), then in the order in
+//! which they came.
 //!
 //! A microbatch that is done stays, with its output and the gradient of its input, until its step is closed or
 //! the room for such things is full: whoever does a lot again in another stage is answered from here.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use crate::ids::*;
-use crate::message::{Fence, Hop, Pass, Work};
+use crate::message::{Fence, Pass, Work};
 use crate::time::{Span, Time};
 use crate::worker::book::JobId;
 
@@ -22,10 +22,8 @@ pub struct Jobs {
     next: u64,
     jobs: BTreeMap<Key, Job>,
     keys: BTreeMap<JobId, Key>,
-    ready: BTreeSet<(Turn, Step, JobId)>,
+    ready: BTreeSet<(Step, Turn, JobId)>,
     running: Option<(JobId, Time)>,
-    /// Where microbatches go from here that have not come yet, or not in this try.
-    onward: BTreeMap<Key, (Try, Arc<[Hop]>)>,
 }
 
 /// Which try of a microbatch.
@@ -114,7 +112,6 @@ impl Jobs {
             keys: BTreeMap::new(),
             ready: BTreeSet::new(),
             running: None,
-            onward: BTreeMap::new(),
         }
     }
 
@@ -147,62 +144,33 @@ impl Jobs {
     }
 
     /// A new microbatch, to be computed forward.
-    pub fn add(&mut self, mut work: Work, fence: Fence, grant: Option<Grant>, input: Payload) {
-        self.longer_route(&mut work, fence);
+    pub fn add(&mut self, work: Work, fence: Fence, grant: Option<Grant>, input: Payload) {
         let id = JobId(self.next);
         self.next += 1;
         let state = State::Ready(Pass::Forward, Some(input));
         let job = Job { id, work, fence, grant, output: None, state };
         let key = job.key();
         self.keys.insert(id, key);
-        self.ready.insert((Turn::Forward, key.at.step, id));
+        self.ready.insert((key.at.step, Turn::Forward, id));
         self.jobs.insert(key, job);
     }
 
     /// A later try of a microbatch that is here takes over what was done for the one before.
-    pub fn renew(&mut self, mut work: Work, fence: Fence, grant: Option<Grant>) -> Option<&Job> {
-        self.longer_route(&mut work, fence);
+    pub fn renew(&mut self, work: Work, fence: Fence, grant: Option<Grant>) -> Option<&Job> {
         let job = self.jobs.get_mut(&key(&work, fence))?;
         (job.work, job.fence, job.grant) = (work, fence, grant);
         Some(job)
     }
 
-    /// More of a microbatch's route is decided: whether that is news for one that is here. A small message may
-    /// overtake the tensor, so it is kept for one that is not here yet, or not in this try.
-    pub fn go_onward(&mut self, work: Work, fence: Fence) -> bool {
-        let key = key(&work, fence);
+    /// More of a microbatch's route is decided: the job, if that is news for it.
+    pub fn go_onward(&mut self, work: Work, fence: Fence) -> Option<&Job> {
         let try_of = (work.lease, fence.attempt);
-        match self.jobs.get_mut(&key) {
-            Some(job) if job.attempt() == try_of => {
-                let news = work.route.len() > job.work.route.len();
-                if news {
-                    job.work.route = work.route;
-                }
-                news
-            }
-            Some(job) if job.attempt() > try_of => false,
-            _ => {
-                if self.onward.len() >= 4 * self.limit {
-                    self.onward.pop_first(); // Of the oldest step: the likeliest to be of no use any more.
-                }
-                let kept = self.onward.entry(key).or_insert((try_of, work.route.clone()));
-                if try_of >= kept.0 {
-                    *kept = (try_of, work.route);
-                }
-                false
-            }
+        let job = self.jobs.get_mut(&key(&work, fence)).filter(|job| job.attempt() == try_of)?;
+        if work.route.len() <= job.work.route.len() {
+            return None;
         }
-    }
-
-    /// What is known of a microbatch's way beyond what it came with.
-    fn longer_route(&mut self, work: &mut Work, fence: Fence) {
-        let try_of = (work.lease, fence.attempt);
-        let key = key(work, fence);
-        let Some((of, route)) = self.onward.get(&key).filter(|(of, _)| *of <= try_of) else { return };
-        if *of == try_of && route.len() > work.route.len() {
-            work.route = route.clone();
-        }
-        self.onward.remove(&key);
+        job.work.route = work.route;
+        Some(job)
     }
 
     /// Drops a microbatch.
@@ -211,7 +179,7 @@ impl Jobs {
         self.keys.remove(&job.id);
         match job.state {
             State::Ready(pass, _) => {
-                self.ready.remove(&(turn(pass), key.at.step, job.id));
+                self.ready.remove(&(key.at.step, turn(pass), job.id));
             }
             State::Kept(_) => {
                 self.kept -= 1;
@@ -246,7 +214,6 @@ impl Jobs {
         while let Some((&key, _)) = self.jobs.first_key_value().filter(|(key, _)| key.at.step < step) {
             dropped.extend(self.remove(key).map(|job| job.id));
         }
-        self.onward.retain(|key, _| key.at.step >= step);
         dropped
     }
 
@@ -254,7 +221,6 @@ impl Jobs {
     pub fn clear(&mut self) -> Vec<JobId> {
         self.jobs.clear();
         self.ready.clear();
-        self.onward.clear();
         (self.kept, self.kept_bytes) = (0, 0);
         std::mem::take(&mut self.keys).into_keys().collect()
     }
@@ -263,7 +229,7 @@ impl Jobs {
     pub fn ready_backward(&mut self, key: Key, gradient: Option<Payload>) {
         if let Some(job) = self.jobs.get_mut(&key) {
             job.state = State::Ready(Pass::Backward, gradient);
-            self.ready.insert((Turn::Backward, key.at.step, job.id));
+            self.ready.insert((key.at.step, Turn::Backward, job.id));
         }
     }
 

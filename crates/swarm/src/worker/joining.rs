@@ -4,7 +4,7 @@ use crate::ids::*;
 use crate::message::*;
 use crate::refusal::Refusal;
 use crate::time::Time;
-use crate::worker::io::LoadFrom;
+use crate::worker::io::{LoadFrom, StateOf};
 use crate::worker::{Command, Worker};
 
 /// A state on its way to us.
@@ -14,7 +14,8 @@ pub(super) struct Fetch {
     /// The version that is wanted, or a later one.
     wanted: Step,
     retry: u32,
-    loading: bool,
+    /// What is being put in place.
+    loading: Option<StateOf>,
     /// The version onto which the state that is being loaded is put, if it is not whole.
     onto: Option<Step>,
     retry_at: Time,
@@ -22,7 +23,7 @@ pub(super) struct Fetch {
 
 impl Fetch {
     pub(super) fn retry_at(&self) -> Option<Time> {
-        (self.donor.is_some() && !self.loading).then_some(self.retry_at)
+        (self.donor.is_some() && self.loading.is_none()).then_some(self.retry_at)
     }
 }
 
@@ -74,6 +75,8 @@ impl Worker {
             return self.refusals.count(Refusal::Repeated); // It can apply what it was thought to lack.
         }
         if !assign.catch_up {
+            // An update that is under way changes the state without our word: nothing is put onto it.
+            let keep = keep && self.applying.is_none();
             self.member = Some(assign.member);
             self.stage = Some(assign.stage);
             self.active = false;
@@ -121,8 +124,9 @@ impl Worker {
     }
 
     /// The state is loaded.
-    pub(super) fn on_loaded(&mut self, epoch: Epoch, version: Step, now: Time, out: &mut Vec<Command>) {
-        let Some(fetch) = self.fetch.take_if(|fetch| epoch == self.epoch && fetch.loading) else { return };
+    pub(super) fn on_loaded(&mut self, of: StateOf, now: Time, out: &mut Vec<Command>) {
+        let Some(fetch) = self.fetch.take_if(|fetch| fetch.loading == Some(of)) else { return };
+        let version = of.version;
         self.since = match fetch.donor {
             // Everything that the steps from this version on need is there.
             None => version,
@@ -158,20 +162,14 @@ impl Worker {
             Source::Seed | Source::Checkpoint => None,
         };
         let retry_at = now + self.spec.tuning.unknown.times(4);
-        self.fetch = Some(Fetch {
-            donor,
-            wanted: fence.step,
-            retry: 0,
-            loading: donor.is_none(),
-            onto: None,
-            retry_at,
-        });
+        let of = StateOf { stage: assign.stage, epoch: fence.epoch, version: fence.step };
+        let loading = donor.is_none().then_some(of);
+        self.fetch = Some(Fetch { donor, wanted: fence.step, retry: 0, loading, onto: None, retry_at });
         match assign.source {
             Source::Donor(_) => self.ask(out),
             Source::Seed | Source::Checkpoint => {
                 let from = if assign.source == Source::Seed { LoadFrom::Seed } else { LoadFrom::Checkpoint };
-                let (stage, epoch, version) = (assign.stage, fence.epoch, fence.step);
-                out.push(Command::Load { stage, epoch, version, from });
+                out.push(Command::Load { of, from });
             }
         }
     }
@@ -188,7 +186,7 @@ impl Worker {
 
     /// Whether a state is being put in place.
     pub(super) fn is_loading(&self) -> bool {
-        self.fetch.as_ref().is_some_and(|fetch| fetch.loading)
+        self.fetch.as_ref().is_some_and(|fetch| fetch.loading.is_some())
     }
 
     /// Whether the order names another source than the one that is being asked. A state that has come from
@@ -198,7 +196,7 @@ impl Worker {
             Source::Donor(peer) => Some(peer),
             Source::Seed | Source::Checkpoint => None,
         };
-        self.fetch.as_ref().is_none_or(|fetch| fetch.donor != donor && !fetch.loading)
+        self.fetch.as_ref().is_none_or(|fetch| fetch.donor != donor && fetch.loading.is_none())
     }
 
     fn on_state(
@@ -210,7 +208,8 @@ impl Worker {
         onto: Option<Step>,
         out: &mut Vec<Command>,
     ) {
-        let asked = self.fetch.as_ref().is_some_and(|fetch| fetch.donor == Some(donor) && !fetch.loading);
+        let awaits = |fetch: &Fetch| fetch.donor == Some(donor) && fetch.loading.is_none();
+        let asked = self.fetch.as_ref().is_some_and(awaits);
         if !asked || self.stage != Some(stage) || fence.epoch != self.epoch {
             return self.refusals.count(Refusal::Unasked);
         }
@@ -222,12 +221,12 @@ impl Worker {
             self.fetch = None; // We got there by ourselves.
             return self.send_beat(out);
         }
+        let of = StateOf { stage, epoch: fence.epoch, version: fence.step };
         if let Some(fetch) = self.fetch.as_mut() {
-            (fetch.loading, fetch.onto) = (true, onto);
+            (fetch.loading, fetch.onto) = (Some(of), onto);
         }
-        let (epoch, version) = (fence.epoch, fence.step);
         if let Some(onto) = onto {
-            return out.push(Command::CatchUp { epoch, version, payload, onto });
+            return out.push(Command::CatchUp { of, payload, onto });
         }
         if self.whole {
             // The donor no longer knows what came after our version: we begin anew.
@@ -235,7 +234,7 @@ impl Worker {
             (self.whole, self.active) = (false, false);
         }
         let from = LoadFrom::Donor(payload);
-        out.push(Command::Load { stage, epoch, version, from });
+        out.push(Command::Load { of, from });
     }
 }
 

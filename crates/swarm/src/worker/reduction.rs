@@ -95,7 +95,8 @@ impl Reduction {
         let unchanged = self.plan.stamp_of(self.me) == before.plan.stamp_of(self.me);
         self.sent = before.sent.into_iter().filter(|part| unchanged && kept.contains(part)).collect();
         self.written = before.written.into_iter().filter(|part| kept.contains(part)).collect();
-        self.newcomers = self.plan.members().filter(|peer| !before.plan.has_member(*peer)).collect();
+        let joined = self.plan.joined.iter().filter(|(_, since)| *since > before.attempt);
+        self.newcomers = joined.map(|(peer, _)| *peer).collect();
         for (part, earlier) in before.gatherings.into_iter().filter(|(part, _)| kept.contains(part)) {
             let Some(gathering) = self.gatherings.get_mut(&part) else { continue };
             if earlier.asked.is_some() {

@@ -9,7 +9,7 @@ use crate::message::*;
 use crate::reduce::Part;
 use crate::refusal::Refusal;
 use crate::time::Time;
-use crate::worker::io::Contribute;
+use crate::worker::io::{Contribute, ReduceNo, StateOf};
 use crate::worker::reduction::Reduction;
 use crate::worker::{Command, Worker};
 
@@ -108,14 +108,15 @@ impl Worker {
     /// A part of ours was added up: the root needs what our group's sums come to, and everybody the result.
     pub(super) fn on_summed(
         &mut self,
-        term: Term,
-        attempt: Attempt,
+        number: ReduceNo,
         part: u32,
         payload: Payload,
         out: &mut Vec<Command>,
     ) {
+        let ReduceNo { term, attempt, .. } = number;
         let Some(reduction) = self.reduction.as_ref() else { return };
-        if reduction.term != term || !reduction.is_current(part, attempt) {
+        let ours = ReduceNo { attempt, ..self.number_of(reduction) };
+        if ours != number || !reduction.is_current(part, attempt) {
             return;
         }
         let plan = reduction.plan.clone();
@@ -135,19 +136,24 @@ impl Worker {
     /// The reduced gradient was looked at: the coordinator may commit.
     pub(super) fn on_prepared(
         &mut self,
-        term: Term,
-        attempt: Attempt,
+        number: ReduceNo,
         digest: Digest,
         summary: Vec<u8>,
         now: Time,
         out: &mut Vec<Command>,
     ) {
-        let Some(reduction) = self.reduction.as_mut() else { return };
-        if (reduction.term, reduction.attempt) == (term, attempt) {
+        let awaited = self.reduction.as_ref().is_some_and(|reduction| self.number_of(reduction) == number);
+        if let Some(reduction) = self.reduction.as_mut().filter(|_| awaited) {
             reduction.prepared = Some((digest, summary));
             self.reduce_time.observe(now.since(reduction.began));
             self.send_prepared(out);
         }
+    }
+
+    /// Which attempt we are in.
+    fn number_of(&self, reduction: &Reduction) -> ReduceNo {
+        let Reduction { term, attempt, .. } = *reduction;
+        ReduceNo { stage: reduction.plan.stage, epoch: self.epoch, step: self.version, term, attempt }
     }
 
     pub(super) fn send_prepared(&mut self, out: &mut Vec<Command>) {
@@ -178,11 +184,16 @@ impl Worker {
         }
         self.drop_before(commit.step.next(), out);
         self.applying = Some(commit.clone());
-        out.push(Command::Apply(commit));
+        let (epoch, version) = (commit.epoch, commit.step.next());
+        out.push(Command::Apply(StateOf { stage, epoch, version }, commit));
     }
 
     /// The update is done.
-    pub(super) fn on_applied(&mut self, epoch: Epoch, version: Step, now: Time, out: &mut Vec<Command>) {
+    pub(super) fn on_applied(&mut self, of: StateOf, now: Time, out: &mut Vec<Command>) {
+        let StateOf { stage, epoch, version } = of;
+        if self.stage != Some(stage) {
+            return;
+        }
         let Some(commit) =
             self.applying.take_if(|commit| (commit.epoch, commit.step.next()) == (epoch, version))
         else {
@@ -190,10 +201,8 @@ impl Worker {
         };
         self.version = version;
         self.fetch = None;
-        if let Some(stage) = self.stage
-            && commit.savers.contains(&self.me)
-        {
-            out.push(Command::Save(stage, epoch, version));
+        if commit.savers.contains(&self.me) {
+            out.push(Command::Save(of));
         }
         self.last_commit = Some(commit);
         self.send_beat(out);
@@ -201,10 +210,9 @@ impl Worker {
         self.compute(now, out);
     }
 
-    pub(super) fn on_saved(&mut self, epoch: Epoch, version: Step, out: &mut Vec<Command>) {
-        if let Some(stage) = self.stage
-            && epoch == self.epoch
-        {
+    pub(super) fn on_saved(&mut self, of: StateOf, out: &mut Vec<Command>) {
+        let StateOf { stage, epoch, version } = of;
+        if epoch == self.epoch {
             self.tell_coordinator(Attempt(0), Body::Saved { stage, version }, out);
         }
     }
@@ -329,16 +337,15 @@ impl Worker {
 
     fn prepare_if_whole(&mut self, out: &mut Vec<Command>) {
         if let Some(reduction) = self.reduction.as_ref().filter(|reduction| reduction.is_whole()) {
-            out.push(Command::Prepare(reduction.term, reduction.attempt));
+            out.push(Command::Prepare(self.number_of(reduction)));
         }
     }
 
     fn sum_complete_parts(&mut self, out: &mut Vec<Command>) {
-        let (lots, reduce, step) = (self.spec.lots, self.spec.reduce, self.version);
-        let Some(reduction) = self.reduction.as_mut() else { return };
-        let (term, attempt) = (reduction.term, reduction.attempt);
-        let due = reduction.due(lots, reduce);
-        out.extend(due.into_iter().map(|due| Command::Sum { step, term, attempt, due }));
+        let (lots, reduce) = (self.spec.lots, self.spec.reduce);
+        let Some(number) = self.reduction.as_ref().map(|reduction| self.number_of(reduction)) else { return };
+        let due = self.reduction.as_mut().map(|reduction| reduction.due(lots, reduce));
+        out.extend(due.into_iter().flatten().map(|due| Command::Sum(number, due)));
     }
 
     /// A part of the reduced gradient is here: we keep it, and pass it on to those who get it from us.

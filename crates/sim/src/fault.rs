@@ -94,6 +94,13 @@ pub enum Fault {
         /// How far.
         by_us: u64,
     },
+    /// What a peer computes next is not finite, so many times.
+    Spoil {
+        /// Who.
+        peer: PeerId,
+        /// How many results.
+        results: u32,
+    },
     /// The operator wants something. No fault, but it can come at any moment like one.
     Operator(Order),
     /// A peer is told that it will be taken away, and then is, for good.
@@ -119,7 +126,8 @@ impl Fault {
             | Fault::CutEdge { for_us, .. }
             | Fault::Straggle { for_us, .. }
             | Fault::SlowDisk { for_us, .. } => for_us,
-            Fault::ClockJump { .. } | Fault::CoordinatorClockJump { .. } | Fault::Operator(_) => 0,
+            Fault::ClockJump { .. } | Fault::CoordinatorClockJump { .. } => 0,
+            Fault::Spoil { .. } | Fault::Operator(_) => 0,
             Fault::Preempt { notice_us, .. } => notice_us,
         }
     }

@@ -69,6 +69,14 @@ pub fn scenario(seed: u64) -> Scenario {
         let order = Order::Amend(vec![rng.below(256) as u8]);
         scenario.faults.push((rng.below(3_000_000), Fault::Operator(order)));
     }
+    if rng.chance(0.1) {
+        let step = Step(rng.below(scenario.spec.steps.0));
+        scenario.poison = Some((step, Microbatch(rng.below(microbatches.into()) as u32)));
+    } else if spare > 0 && rng.chance(0.1) {
+        // It may be quarantined for good. Of two that are wrong at once each would confirm the other.
+        let peer = PeerId(rng.below(scenario.peers.len() as u64) as u32);
+        scenario.faults.push((rng.below(4_000_000), Fault::Spoil { peer, results: 1 }));
+    }
     scenario
 }
 

@@ -26,6 +26,8 @@ pub struct Scenario {
     pub between: Link,
     /// What goes wrong, and when, in microseconds.
     pub faults: Vec<(u64, Fault)>,
+    /// A microbatch of which the loss is not finite.
+    pub poison: Option<(Step, Microbatch)>,
     /// What is deliberately broken, to see that it is caught.
     pub sabotage: Option<Sabotage>,
     /// Bytes of things.
@@ -114,6 +116,7 @@ impl Scenario {
             inside: Link::LOCAL,
             between: Link::INTERCONTINENTAL,
             faults: Vec::new(),
+            poison: None,
             sabotage: None,
             sizes: Sizes { activation: 100_000, gradient: 1_000_000, state: 3_000_000 },
             sync_us: 2_000,
@@ -125,7 +128,7 @@ impl Scenario {
     /// The arithmetic of this run.
     pub fn toy(&self) -> Toy {
         let Spec { stages, lots, sync, reduce, elements, .. } = self.spec;
-        Toy { seed: self.seed, stages, lots, sync, reduce, elements }
+        Toy { seed: self.seed, stages, lots, sync, reduce, elements, poison: self.poison }
     }
 
     /// When the last fault is over.

@@ -34,6 +34,8 @@ pub struct Toy {
     pub reduce: Reduce,
     /// Elements of a stage's gradient.
     pub elements: u64,
+    /// A microbatch of which the loss is not finite.
+    pub poison: Option<(Step, Microbatch)>,
 }
 
 impl Toy {
@@ -55,6 +57,11 @@ impl Toy {
     /// Backward: the gradient of the input, and that of the weights.
     pub fn backward(&self, weights: u64, input: u64, gradient: u64) -> (u64, Gradient) {
         (mix2(mix2(gradient, weights), input), Gradient(mix2(mix2(input, gradient), weights)))
+    }
+
+    /// Whether what a stage computes of a microbatch is finite.
+    pub fn is_finite(&self, stage: StageId, step: Step, microbatch: Microbatch) -> bool {
+        stage.0 + 1 < self.stages || self.poison != Some((step, microbatch))
     }
 
     /// The sum of a lot, its terms in the order of microbatches.
@@ -152,6 +159,10 @@ impl Reference {
         // A step is computed with the weights of a version, and its sum is put onto the newest.
         let weights = &self.versions[toy.sync.weights_of(step).0 as usize];
         let newest = &self.versions[step.0 as usize];
+        if toy.poison.is_some_and(|(poisoned, _)| poisoned == step) {
+            let same = newest.clone();
+            return self.versions.push(same);
+        }
         let mut terms: Vec<Vec<(Microbatch, Gradient)>> = vec![Vec::new(); toy.stages as usize];
         for microbatch in (0..toy.lots.microbatches).map(Microbatch) {
             let mut inputs = vec![toy.tokens(step, microbatch)];

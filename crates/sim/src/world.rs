@@ -48,6 +48,8 @@ pub struct World {
     workers: Vec<Actor<(Worker, Host)>>,
     /// By the peer's number: how many times slower it is than it was.
     slowness: Vec<u32>,
+    /// By the peer's number: how many of its next results are not finite.
+    spoiled: Vec<u32>,
     journal: Vec<Record>,
     unsynced: BTreeMap<u64, Record>,
     sync_us: u64,
@@ -150,6 +152,7 @@ impl World {
             drivers: BTreeMap::new(),
             workers: scenario.peers.iter().map(|_| Actor::absent()).collect(),
             slowness: vec![1; scenario.peers.len()],
+            spoiled: vec![0; scenario.peers.len()],
             journal: Vec::new(),
             unsynced: BTreeMap::new(),
             sync_us: scenario.sync_us,

@@ -7,6 +7,7 @@ use starling_sim::scenario::Scenario;
 use starling_sim::world::{Outcome, World};
 use starling_swarm::coordinator::Order;
 use starling_swarm::ids::*;
+use starling_swarm::spec::Sync;
 
 const SECOND: u64 = 1_000_000;
 
@@ -262,4 +263,49 @@ fn a_journal_keeps_the_last_amendment_of_every_step() {
     let state = JournalState::replay(&[amended(3, 0), amended(11, 1), amended(6, 2)]);
     let of = |step| state.amendment(Step(step)).map(|settings| settings[0]);
     assert_eq!([of(2), of(3), of(6), of(20)], [None, Some(0), Some(2), Some(2)]);
+}
+
+#[test]
+fn a_sample_whose_loss_is_not_finite_makes_every_stage_skip_that_update_and_no_other() {
+    for (replicas, sync) in [(2, Sync::Step), (2, Sync::Delayed), (1, Sync::Step), (1, Sync::Delayed)] {
+        let mut scenario = Scenario::small(9, 3, replicas);
+        scenario.spec.sync = sync;
+        scenario.poison = Some((Step(2), Microbatch(5)));
+        let (outcome, told) = run(&scenario);
+        assert_eq!((outcome.step, outcome.rollbacks), (5, 0));
+        let skipped = told.iter().filter(|line| line.contains("the update is skipped")).count();
+        assert_eq!(skipped, 1, "{told:?}");
+        assert!(!says(&told, "quarantined"), "{told:?}");
+    }
+}
+
+#[test]
+fn a_peer_whose_results_are_not_finite_where_anothers_are_is_quarantined_by_name() {
+    for sync in [Sync::Step, Sync::Delayed] {
+        let mut scenario = with(Fault::Spoil { peer: PeerId(4), results: 1000 }, 700_000);
+        scenario.spec.sync = sync;
+        // It comes back under its name, and is not let in, not even by the coordinator's next life.
+        scenario.faults.push((1_500_000, Fault::Kill { peer: PeerId(4), back_after_us: 100_000 }));
+        let fault = Fault::KillCoordinator { back_after_us: 300_000, torn_record_survives: false };
+        scenario.faults.push((1_800_000, fault));
+        scenario.spec.steps = Step(12);
+        let (outcome, told) = run(&scenario);
+        assert_eq!((outcome.step, outcome.rollbacks), (12, 0));
+        assert!(says(&told, "peer 4 is quarantined"), "{told:?}");
+        assert!(!says(&told, "skipped"), "{told:?}");
+        let quarantined = told.iter().position(|line| line.contains("peer 4 is quarantined"));
+        let after = &told[quarantined.unwrap_or(0)..];
+        assert!(!says(after, "peer 4 joins"), "{after:?}");
+    }
+}
+
+#[test]
+fn a_peer_that_was_quarantined_is_let_in_again_when_the_operator_says_so() {
+    let mut scenario = with(Fault::Spoil { peer: PeerId(4), results: 1 }, 700_000);
+    scenario.spec.steps = Step(40);
+    scenario.faults.push((3 * SECOND, Fault::Operator(Order::Forgive(PeerId(4)))));
+    let (_, told) = run(&scenario);
+    let quarantined = told.iter().position(|line| line.contains("peer 4 is quarantined"));
+    let after = &told[quarantined.expect("it was quarantined")..];
+    assert!(says(after, "peer 4 joins"), "{after:?}");
 }

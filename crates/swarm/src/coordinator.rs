@@ -8,6 +8,7 @@
 //! It touches no tensor and no clock, and never waits for one particular message: [`Coordinator::why_waiting`]
 //! always has an answer.
 
+mod doubting;
 mod ending;
 mod leasing;
 mod members;
@@ -55,6 +56,8 @@ pub enum Order {
     LastStep(Step),
     /// From the next step on, make commits' constants with these settings (a learning rate…), opaque here.
     Amend(Vec<u8>),
+    /// Let a peer in again that was quarantined.
+    Forgive(PeerId),
 }
 
 /// What a coordinator wants done.
@@ -241,6 +244,7 @@ impl Coordinator {
             Body::Leaving { member } => self.on_leaving(peer, member, out),
             Body::Seals { stage, lots } => self.on_seals(peer, fence, stage, &lots, out),
             Body::Lost { stage, lots } => self.on_lost(peer, fence, stage, &lots, out),
+            Body::NotFinite { stage, of } => self.on_not_finite(peer, fence, stage, &of, out),
             Body::Stuck { stage, on, certain } => self.on_stuck(peer, fence, stage, on, certain, out),
             Body::Prepared { stage, digest, summary } => {
                 self.on_prepared(peer, fence, stage, digest, summary, out)
@@ -268,6 +272,9 @@ impl Coordinator {
         if self.halted.is_some() || self.closing == Closing::Journaling || self.collecting.is_some() {
             return;
         }
+        if self.skip_if_not_finite(out) {
+            return;
+        }
         self.place_members(out);
         self.start_reductions(out);
         self.conclude(out);
@@ -288,6 +295,7 @@ impl Coordinator {
                 out.push(Command::Tell(format!("settings of {} bytes are more than {most}", settings.len())));
             }
             Order::Amend(settings) => self.append(Record::Amended(self.book.step.next(), settings), out),
+            Order::Forgive(peer) => self.append(Record::Quarantined(peer, false), out),
         }
     }
 

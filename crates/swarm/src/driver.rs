@@ -147,10 +147,7 @@ impl Driver {
             Body::Lease(lease) => self.on_lease(fence, lease),
             Body::LeaseEnd { leases } => self.on_lease_end(&leases),
             Body::Progress(progress) => self.on_progress(fence, progress, out),
-            Body::Declined { lot, microbatch, lease, stage, reason } => {
-                let at = LotOf { step: fence.step, lot };
-                self.on_declined(fence, at, microbatch, lease, stage, reason, out);
-            }
+            Body::Declined(declined) => self.on_declined(envelope.from, fence, declined, out),
             _ => self.refusals.count(Refusal::Malformed),
         }
     }
@@ -340,23 +337,20 @@ impl Driver {
         estimate.deadline(tuning.slack, tuning.unknown, retries.min(2)).max(busy)
     }
 
-    fn on_declined(
-        &mut self,
-        fence: Fence,
-        at: LotOf,
-        microbatch: Microbatch,
-        lease: LeaseNo,
-        stage: StageId,
-        reason: Decline,
-        out: &mut Vec<Command>,
-    ) {
+    fn on_declined(&mut self, from: Address, fence: Fence, declined: Declined, out: &mut Vec<Command>) {
+        let Declined { lot, microbatch, lease, stage, reason } = declined;
+        let at = LotOf { step: fence.step, lot };
         let Some(run) = self.lots.get_mut(&at).filter(|run| run.lease.number == lease) else { return };
         if run.flights.get(&microbatch).is_none_or(|flight| flight.attempt != fence.attempt) {
             return self.refusals.count(Refusal::OldAttempt);
         }
+        if run.route.get(stage.0 as usize).is_none_or(|hop| from != Address::Worker(hop.peer)) {
+            return self.refusals.count(Refusal::Nonsense);
+        }
         match reason {
-            Decline::NotHere if stage.0 < self.spec.stages => self.reroute(at, stage, out),
-            _ => {
+            Decline::NotHere => self.reroute(at, stage, out),
+            Decline::NotFinite => self.compute_elsewhere(at, stage, out),
+            Decline::Busy => {
                 // Its queue is full: what is in it will come back, so wait a little and try again.
                 run.flights.remove(&microbatch);
                 run.waiting.insert(microbatch);
@@ -365,6 +359,19 @@ impl Driver {
                 self.queue.hold_back(at);
                 self.note_wake(at);
             }
+        }
+    }
+
+    /// A peer's result is not finite: another is to compute it too. If several have, the step is about to be
+    /// skipped; should it not be, the lot is tried again later.
+    fn compute_elsewhere(&mut self, at: LotOf, stage: StageId, out: &mut Vec<Command>) {
+        self.reroute(at, stage, out);
+        let Some(run) = self.lots.get_mut(&at) else { return };
+        run.not_finite += 1;
+        if run.not_finite > 1 {
+            run.not_before = Some(self.now + self.spec.tuning.unknown);
+            self.queue.hold_back(at);
+            self.note_wake(at);
         }
     }
 

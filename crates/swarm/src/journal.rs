@@ -2,7 +2,7 @@
 //! amendments and its terms; and what a reader of the journal knows then. Nothing else survives a restart: the
 //! ledger is rebuilt from the workers' seals.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -23,6 +23,8 @@ pub struct Commit {
     pub digests: Vec<Digest>,
     /// Who saves the version that this makes: one peer a stage, or nobody.
     pub savers: Vec<PeerId>,
+    /// The step's gradient is not finite, whoever computes it: the next version has the same weights, everywhere.
+    pub skipped: bool,
 }
 
 /// A member's place.
@@ -59,6 +61,8 @@ pub enum Record {
     Amended(Step, Vec<u8>),
     /// The run was paused, or resumed.
     Paused(bool),
+    /// A peer computes wrongly, and is not let in again; or it is forgiven.
+    Quarantined(PeerId, bool),
 }
 
 /// What the journal says.
@@ -82,6 +86,10 @@ pub struct JournalState {
     pub amendments: BTreeMap<Step, Vec<u8>>,
     /// Whether the run is paused.
     pub paused: bool,
+    /// Peers that compute wrongly.
+    pub quarantined: BTreeSet<PeerId>,
+    /// The steps of this history whose update was skipped.
+    pub skipped: BTreeSet<Step>,
 }
 
 impl JournalState {
@@ -111,12 +119,14 @@ impl JournalState {
                 self.epoch = commit.epoch;
                 self.step = commit.step.next();
                 self.last_commit = Some(commit.clone());
+                self.skipped.extend(commit.skipped.then_some(commit.step));
             }
             Record::Checkpoint(step) => self.checkpoint = *step,
             Record::Rollback(epoch, step) => {
                 self.epoch = *epoch;
                 self.step = *step;
                 self.last_commit = None;
+                self.skipped.split_off(step);
             }
             Record::LastStep(step) => self.last_step = Some(*step),
             Record::Amended(from, settings) => {
@@ -125,6 +135,8 @@ impl JournalState {
                 self.amendments.insert(*from, settings.clone());
             }
             Record::Paused(paused) => self.paused = *paused,
+            Record::Quarantined(peer, true) => drop(self.quarantined.insert(*peer)),
+            Record::Quarantined(peer, false) => drop(self.quarantined.remove(peer)),
         }
     }
 }

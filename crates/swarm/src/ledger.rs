@@ -37,6 +37,11 @@ impl Ledger {
         *holder == Some(peer)
     }
 
+    /// Who has sealed a lot of a stage.
+    pub fn holder(&self, stage: StageId, lot: Lot) -> Option<PeerId> {
+        self.holders.get(stage.0 as usize)?.get(lot.0 as usize).copied().flatten()
+    }
+
     /// A peer has lost a lot; whether it counted.
     pub fn reopen(&mut self, stage: StageId, lot: Lot, peer: PeerId) -> bool {
         let holder = self.holders.get_mut(stage.0 as usize).and_then(|s| s.get_mut(lot.0 as usize));

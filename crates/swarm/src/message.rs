@@ -128,18 +128,7 @@ pub enum Body {
     /// Worker → driver: my part of this is done.
     Progress(Progress),
     /// Worker → driver: I cannot take this now.
-    Declined {
-        /// What was declined.
-        lot: Lot,
-        /// Of which microbatch.
-        microbatch: Microbatch,
-        /// Under which lease.
-        lease: LeaseNo,
-        /// By which stage.
-        stage: StageId,
-        /// Why.
-        reason: Decline,
-    },
+    Declined(Declined),
     /// Driver → worker: this grant is void; drop the lot whole unless it is sealed.
     Revoke {
         /// Which lot.
@@ -161,6 +150,13 @@ pub enum Body {
         stage: StageId,
         /// Which lots.
         lots: Vec<LotOf>,
+    },
+    /// Worker → coordinator: what I computed for these is not finite.
+    NotFinite {
+        /// Of which stage.
+        stage: StageId,
+        /// Which microbatches.
+        of: Vec<NotFinite>,
     },
     /// Coordinator → worker: what the ledger made of seals.
     Verdict {
@@ -383,6 +379,17 @@ pub struct SealedLot {
     pub accepted: bool,
 }
 
+/// A microbatch of which a worker's result is not finite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotFinite {
+    /// Of which lot.
+    pub at: LotOf,
+    /// Which microbatch.
+    pub microbatch: Microbatch,
+    /// How often it was computed.
+    pub times: u32,
+}
+
 /// One microbatch on its way through the pipeline.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Work {
@@ -425,6 +432,21 @@ pub struct Progress {
     pub computed: Option<Span>,
 }
 
+/// What a worker does not give a result of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Declined {
+    /// Of which lot.
+    pub lot: Lot,
+    /// Which microbatch.
+    pub microbatch: Microbatch,
+    /// Under which lease. The fence carries the attempt.
+    pub lease: LeaseNo,
+    /// In which stage.
+    pub stage: StageId,
+    /// Why.
+    pub reason: Decline,
+}
+
 /// The two ways through a pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Pass {
@@ -441,6 +463,8 @@ pub enum Decline {
     Busy,
     /// It does not hold that stage at that version (yet, or any more).
     NotHere,
+    /// Its result is not finite: another is to compute it too.
+    NotFinite,
 }
 
 /// What a message may wait behind on its way. A transport keeps these apart: a decision is not stuck behind a
@@ -507,6 +531,7 @@ impl Envelope {
             | Body::Gradient(work, _) => at_most("hops", work.route.len(), MAX_STAGES),
             Body::Lost { lots, .. } => at_most("lost lots", lots.len(), MAX_LOTS as usize),
             Body::Seals { lots, .. } => at_most("seals", lots.len(), MAX_LOTS as usize),
+            Body::NotFinite { of, .. } => at_most("microbatches", of.len(), MAX_LOTS as usize),
             Body::Verdict { accepted, refused, .. } => {
                 at_most("verdicts", accepted.len().max(refused.len()), MAX_LOTS as usize)
             }
@@ -538,14 +563,18 @@ impl Envelope {
                 Worker(_),
                 Coordinator
             ) | (Body::Seals { .. } | Body::Lost { .. } | Body::Stuck { .. }, Worker(_), Coordinator)
-                | (Body::Prepared { .. } | Body::Saved { .. }, Worker(_), Coordinator)
+                | (
+                    Body::Prepared { .. } | Body::Saved { .. } | Body::NotFinite { .. },
+                    Worker(_),
+                    Coordinator
+                )
                 | (Body::Hello(Hello::Driver { .. }) | Body::DriverBeat(_), Driver(_), Coordinator)
                 | (Body::Welcome { .. } | Body::Stranger { .. }, Coordinator, Worker(_) | Driver(_))
                 | (Body::Assign(_) | Body::Activate | Body::Verdict { .. }, Coordinator, Worker(_))
                 | (Body::Reduce { .. } | Body::Commit(_), Coordinator, Worker(_))
                 | (Body::View(_) | Body::Lease(_) | Body::LeaseEnd { .. }, Coordinator, Driver(_))
                 | (Body::Begin(..) | Body::Onward(_) | Body::Revoke { .. }, Driver(_), Worker(_))
-                | (Body::Progress(_) | Body::Declined { .. }, Worker(_), Driver(_))
+                | (Body::Progress(_) | Body::Declined(_), Worker(_), Driver(_))
                 | (Body::Activation(..) | Body::Gradient(..), Worker(_), Worker(_))
                 | (Body::StateRequest { .. } | Body::State { .. }, Worker(_), Worker(_))
                 | (Body::Contribution { .. } | Body::Reduced { .. }, Worker(_), Worker(_))

@@ -31,6 +31,8 @@ pub enum Refusal {
     Stranger,
     /// It answers nothing that was asked.
     Unasked,
+    /// The sender computes wrongly, and is not let in.
+    Quarantined,
     /// It names something that does not exist.
     Nonsense,
 }

@@ -27,7 +27,7 @@ use crate::spec::Spec;
 use crate::time::Time;
 use book::Book;
 pub use io::{Command, Input};
-use jobs::Jobs;
+use jobs::{Jobs, Key};
 use joining::Fetch;
 use reduction::Reduction;
 
@@ -52,6 +52,8 @@ pub struct Worker {
     jobs: Jobs,
     /// A book for each open step of which anything was granted.
     books: BTreeMap<Step, Book>,
+    /// What we computed and is not finite, with how often.
+    not_finite: BTreeMap<Key, u32>,
     reduction: Option<Reduction>,
     reduce_time: Estimate,
     away_time: Estimate,
@@ -100,6 +102,7 @@ impl Worker {
             applying: None,
             jobs,
             books: BTreeMap::new(),
+            not_finite: BTreeMap::new(),
             reduction: None,
             reduce_time: Estimate::default(),
             away_time: Estimate::default(),
@@ -121,6 +124,7 @@ impl Worker {
             Input::Wake => self.on_wake(now, out),
             Input::ForwardDone(job, output) => self.on_forward_done(job, output, now, out),
             Input::BackwardDone(job, gradient) => self.on_backward_done(job, gradient, now, out),
+            Input::NotFinite(job) => self.on_not_finite(job, now, out),
             Input::Summed(number, part, payload) => self.on_summed(number, part, payload, out),
             Input::Prepared(number, digest, summary) => self.on_prepared(number, digest, summary, now, out),
             Input::Applied(of) => self.on_applied(of, now, out),
@@ -273,6 +277,7 @@ impl Worker {
         }
         self.send_beat(out);
         self.send_seals(self.books.iter().flat_map(|(&step, book)| book.waiting(step)).collect(), out);
+        self.send_not_finite(out);
         self.send_prepared(out);
         if self.leaving {
             self.tell_leaving(out);

@@ -135,12 +135,13 @@ fn body() -> impl Strategy<Value = Body> {
             ..WorkerStatus::default()
         },
     );
-    let commit = (0u64..3, 0u64..3).prop_map(|(epoch, step)| Commit {
+    let commit = (0u64..3, 0u64..3, any::<bool>()).prop_map(|(epoch, step, skipped)| Commit {
         epoch: Epoch(epoch),
         step: Step(step),
         constants: Vec::new(),
         digests: vec![[0; 32]; 2],
         savers: vec![PeerId(0)],
+        skipped,
     });
     let grant = Grant { lease: LeaseNo { term: Term(1), number: 1 }, attempt: Attempt(0) };
     let source = prop_oneof![Just(Source::Seed), Just(Source::Checkpoint), Just(Source::Donor(PeerId(1)))];
@@ -198,6 +199,11 @@ fn body() -> impl Strategy<Value = Body> {
             part,
             member: PeerId(0),
             payload: Payload::default()
+        }),
+        (stage(), 0u64..3, any::<u32>(), any::<u32>()).prop_map(|(stage, step, lot, microbatch)| {
+            let at = LotOf { step: Step(step), lot: Lot(lot % 5) };
+            let of = vec![NotFinite { at, microbatch: Microbatch(microbatch % 9), times: 2 }];
+            Body::NotFinite { stage, of }
         }),
         stage().prop_map(|stage| Body::Stuck { stage, on: PeerId(1), certain: true }),
         stage().prop_map(|stage| Body::Prepared { stage, digest: [0; 32], summary: Vec::new() }),

@@ -72,12 +72,23 @@ impl World {
                 let stale = step.0 > 0 && self.sabotaged(Sabotage::StaleFold, 3);
                 let output = self.host(peer).forward(job, step, weights, microbatch, input.handle, stale);
                 let payload = Payload { handle: output, bytes: self.scenario.sizes.activation };
-                self.compute(peer, life, 1.0 / 3.0, Input::ForwardDone(job, payload));
+                let (stage, _) = self.stage_and_step(peer);
+                let done = if self.is_finite(peer) && self.toy.is_finite(stage, step, microbatch) {
+                    Input::ForwardDone(job, payload)
+                } else {
+                    Input::NotFinite(job)
+                };
+                self.compute(peer, life, 1.0 / 3.0, done);
             }
             Command::Backward(job, gradient) => {
                 let before = self.host(peer).backward(job, gradient.map(|payload| payload.handle));
                 let payload = Payload { handle: before, bytes: self.scenario.sizes.activation };
-                self.compute(peer, life, 2.0 / 3.0, Input::BackwardDone(job, payload));
+                let done = if self.is_finite(peer) {
+                    Input::BackwardDone(job, payload)
+                } else {
+                    Input::NotFinite(job)
+                };
+                self.compute(peer, life, 2.0 / 3.0, done);
             }
             Command::Fold(job, lot) => self.fold(peer, job, lot),
             Command::Discard(job) => self.host(peer).discard(job),
@@ -192,6 +203,14 @@ impl World {
         self.busy_us[peer.0 as usize] += us;
         self.stage_busy_us[stage.0 as usize] += us;
         self.after(peer, life, us, input);
+    }
+
+    /// Whether a peer's next result is finite.
+    fn is_finite(&mut self, peer: PeerId) -> bool {
+        let spoiled = &mut self.spoiled[peer.0 as usize];
+        let finite = *spoiled == 0;
+        *spoiled = spoiled.saturating_sub(1);
+        finite
     }
 
     fn after(&mut self, peer: PeerId, life: u64, us: u64, input: Input) {

@@ -461,7 +461,7 @@ pub(crate) fn spec(bounds: Bounds) -> (Spec, Toy) {
         tuning,
     };
     let Spec { stages, sync, reduce, elements, .. } = spec;
-    (spec, Toy { seed: 1, stages, lots, sync, reduce, elements })
+    (spec, Toy { seed: 1, stages, lots, sync, reduce, elements, poison: None })
 }
 
 pub(crate) fn address(index: usize) -> Address {

@@ -83,12 +83,16 @@ impl Coordinator {
                 refused.push(at);
             }
         }
+        let wrong = self.refuted(peer, stage, &accepted);
         for &at in &accepted {
             if self.open_step(at.step).is_some_and(|open| open.ledger.is_sealed_everywhere(at.lot)) {
                 self.end_lease(at, out);
             }
         }
         self.send_verdict(peer, accepted, refused, out);
+        for (wrong, at) in wrong {
+            self.quarantine(wrong, at, stage, peer, out);
+        }
         if self.steps[0].ledger.is_sealed(stage) && self.lives[stage.0 as usize].sealed_at.is_none() {
             self.lives[stage.0 as usize].sealed_at = Some(self.now);
             return self.advance(out);
@@ -371,11 +375,12 @@ impl Coordinator {
         }
         let Some(prepared) = self.all_prepared() else { return };
         let digests = prepared.into_iter().map(|(digest, _)| digest).collect();
-        let every = self.spec.checkpoint_every;
-        let due = every > 0 && (step.0 + 1) % every == 0;
-        let savers = if due { self.savers() } else { Vec::new() };
+        self.commit(Commit { epoch, step, constants, digests, savers: self.savers(), skipped: false }, out);
+    }
+
+    /// Closes the step: from here on only the journal can stop it.
+    pub(super) fn commit(&mut self, commit: Commit, out: &mut Vec<Command>) {
         self.closing = Closing::Journaling;
-        let commit = Commit { epoch, step, constants, digests, savers };
         self.append(Record::Commit(Arc::new(commit)), out);
     }
 
@@ -390,8 +395,12 @@ impl Coordinator {
         lives.map(|(stage, life)| life.prepared(|peer| holds(stage, peer)).cloned()).collect()
     }
 
-    /// The first of each stage's members that does not leave.
-    fn savers(&self) -> Vec<PeerId> {
+    /// If a checkpoint is due after the open step: the first of each stage's members that does not leave.
+    pub(super) fn savers(&self) -> Vec<PeerId> {
+        let every = self.spec.checkpoint_every;
+        if every == 0 || !(self.book.step.0 + 1).is_multiple_of(every) {
+            return Vec::new();
+        }
         let of = |stage| {
             let mut holders =
                 self.members.iter().filter(move |(_, m)| m.is_whole() && m.stage == Some(stage));
@@ -402,7 +411,7 @@ impl Coordinator {
 
     /// The commit is safe: from now on the step is closed, whatever happens to us.
     pub(super) fn on_committed(&mut self, commit: Arc<Commit>, out: &mut Vec<Command>) {
-        let left_out = self.left_out();
+        let left_out = if commit.skipped { Vec::new() } else { self.left_out() };
         self.closing = Closing::No;
         self.next_step();
         self.reset_lives();

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use crate::coordinator::doubting::Doubts;
 use crate::coordinator::members::DriverMember;
 use crate::coordinator::{Closing, Command, Coordinator};
 use crate::ids::*;
@@ -13,6 +14,7 @@ use crate::spec::Spec;
 #[derive(Clone, Debug)]
 pub(super) struct OpenStep {
     pub ledger: Ledger,
+    pub doubts: Doubts,
     leases: BTreeMap<Lot, Leased>,
     to_lease: BTreeSet<Lot>,
 }
@@ -29,6 +31,7 @@ impl OpenStep {
     fn new(spec: &Spec) -> OpenStep {
         OpenStep {
             ledger: Ledger::new(spec.stages, spec.lots),
+            doubts: Doubts::new(),
             leases: BTreeMap::new(),
             to_lease: spec.lots.all().collect(),
         }

@@ -138,6 +138,9 @@ impl Coordinator {
             }
             self.remove(peer, "it has restarted", out);
         }
+        if self.is_quarantined(peer) {
+            return self.refusals.count(Refusal::Quarantined);
+        }
         if !self.may_come_back(peer) {
             return self.refusals.count(Refusal::Busy);
         }

@@ -82,11 +82,16 @@ impl Coordinator {
         self.activate(peer, out);
     }
 
+    /// How many peers it takes to fill the stages: the quorum counts only until they were filled for the first time.
+    pub(super) fn peers_to_start(&self) -> usize {
+        let started = self.book.epoch > Epoch(0);
+        (self.spec.stages as usize).max(if started { 0 } else { self.spec.tuning.quorum })
+    }
+
     /// All holders of a stage are gone: everybody goes back to the last checkpoint, under a new epoch. The start
     /// of a run is the same thing: version 0 is a checkpoint that everybody can make from the seed.
     fn fill_from_checkpoint(&mut self, out: &mut Vec<Command>) {
-        let enough = self.members.len() >= self.spec.tuning.quorum || self.book.step > Step(0);
-        if !enough || self.placings().is_none() {
+        if self.members.len() < self.peers_to_start() || self.placings().is_none() {
             return;
         }
         let version = self.book.checkpoint;

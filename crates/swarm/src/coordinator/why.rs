@@ -46,12 +46,11 @@ impl Coordinator {
             .filter(|(_, m)| m.stage == Some(stage) && matches!(m.phase, Phase::Loading(_)))
             .map(|(peer, _)| peer.to_string())
             .collect();
-        let (members, stages) = (self.members.len(), self.spec.stages as usize);
+        let (members, needs) = (self.members.len(), self.peers_to_start());
         if !loading.is_empty() {
             return format!("{} to load the state of {stage}", loading.join(", "));
         }
-        if members < stages.max(self.spec.tuning.quorum) {
-            let needs = stages.max(self.spec.tuning.quorum);
+        if members < needs {
             return format!("peers: {members} are here, {needs} are needed to start; {stage} has no holder");
         }
         format!("{stage} has no holder; a place for it is being made")

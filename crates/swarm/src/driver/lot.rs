@@ -27,6 +27,8 @@ pub struct LotRun {
     pub not_before: Option<Time>,
     /// How often it had to be done again; every time it is given twice the patience.
     pub retries: u32,
+    /// How often the result of a peer was not finite.
+    pub not_finite: u32,
     /// When the last microbatch came back: the seals should be in soon after.
     pub finished: Option<Time>,
     /// When it wants to be looked at, as it stands in the driver's calendar.
@@ -76,6 +78,7 @@ impl LotRun {
             flights: BTreeMap::new(),
             not_before: None,
             retries: 0,
+            not_finite: 0,
             finished: None,
             wake: None,
         }

@@ -115,6 +115,28 @@ impl Worker {
         self.compute(now, out);
     }
 
+    /// What was computed is not finite. Whether that is the data's fault or ours, another's result will tell.
+    pub(super) fn on_not_finite(&mut self, id: JobId, now: Time, out: &mut Vec<Command>) {
+        if let Some((job, _)) = self.jobs.done(id, now) {
+            self.jobs.remove(job.key());
+            out.push(Command::Forget(id));
+            *self.not_finite.entry(job.key()).or_default() += 1;
+            self.send_not_finite(out);
+            self.decline(&job.work, job.fence, Decline::NotFinite, out);
+        }
+        out.push(Command::Discard(id));
+        self.compute(now, out);
+    }
+
+    /// Tells the coordinator of all that was not finite, until its step is closed.
+    pub(super) fn send_not_finite(&mut self, out: &mut Vec<Command>) {
+        let of = |(&Key { at, microbatch }, &times): (&Key, &u32)| NotFinite { at, microbatch, times };
+        let of: Vec<NotFinite> = self.not_finite.iter().map(of).collect();
+        if let Some(stage) = self.stage.filter(|_| !of.is_empty()) {
+            self.tell_coordinator(Attempt(0), Body::NotFinite { stage, of }, out);
+        }
+    }
+
     /// The driver took a lot away from us.
     pub(super) fn on_revoke(&mut self, fence: Fence, lot: Lot, grant: Grant, out: &mut Vec<Command>) {
         if fence.epoch != self.epoch || !self.books.contains_key(&fence.step) {
@@ -224,6 +246,7 @@ impl Worker {
             Fold::Add => out.push(Command::Fold(job.id, at)),
             Fold::Discard => out.push(Command::Discard(job.id)),
             Fold::Withhold => {
+                self.not_finite.retain(|key, _| key.at != at);
                 let seal = self.book(at.step).seal(at.step, at.lot);
                 self.send_seals(seal.into_iter().collect(), out);
             }
@@ -336,7 +359,8 @@ impl Worker {
     fn decline(&self, work: &Work, fence: Fence, reason: Decline, out: &mut Vec<Command>) {
         let Work { lot, microbatch, lease, .. } = *work;
         let at = work.route.iter().position(|hop| hop.peer == self.me).unwrap_or(0);
-        let body = Body::Declined { lot, microbatch, lease, stage: StageId(at as u16), reason };
+        let stage = StageId(at as u16);
+        let body = Body::Declined(Declined { lot, microbatch, lease, stage, reason });
         self.send(Address::Driver(work.driver), fence, body, out);
     }
 }

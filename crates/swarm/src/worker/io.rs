@@ -24,6 +24,8 @@ pub enum Input {
     ForwardDone(JobId, Payload),
     /// A backward pass is done; the gradient of the stage waits under the job's number.
     BackwardDone(JobId, Payload),
+    /// What was computed is not finite: the output, or a gradient.
+    NotFinite(JobId),
     /// A part was added up.
     Summed(ReduceNo, u32, Payload),
     /// The reduced gradient was looked at.

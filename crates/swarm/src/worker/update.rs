@@ -176,7 +176,7 @@ impl Worker {
         }
         let stage = self.stage.unwrap_or_default();
         let ours = self.reduction.as_ref().and_then(|reduction| reduction.prepared.as_ref());
-        if ours.map(|(digest, _)| digest) != commit.digests.get(stage.0 as usize) {
+        if !commit.skipped && ours.map(|(digest, _)| digest) != commit.digests.get(stage.0 as usize) {
             // We were left out of the reduction that counted: what came after our version must be fetched.
             self.active = false;
             self.refusals.count(Refusal::Unasked);
@@ -221,6 +221,7 @@ impl Worker {
     pub(super) fn drop_before(&mut self, step: Step, out: &mut Vec<Command>) {
         out.extend(self.jobs.clear_before(step).into_iter().map(Command::Forget));
         self.books.retain(|&open, _| open >= step);
+        self.not_finite.retain(|key, _| key.at.step >= step);
         out.push(Command::DropBefore(step));
         self.reduction = None;
     }
@@ -229,6 +230,7 @@ impl Worker {
     pub(super) fn drop_all(&mut self, out: &mut Vec<Command>) {
         out.extend(self.jobs.clear().into_iter().map(Command::Forget));
         self.books.clear();
+        self.not_finite.clear();
         out.push(Command::DropBefore(Step(u64::MAX)));
         self.reduction = None;
     }

@@ -6,6 +6,7 @@ mod equal_to_reference;
 mod exactly_once;
 mod journal_is_one_history;
 mod never_back;
+mod never_emptied;
 
 use starling_swarm::ids::*;
 use starling_swarm::journal::Record;
@@ -66,6 +67,7 @@ pub fn all(toy: Toy, spec: &Spec) -> Vec<Box<dyn Invariant>> {
         Box::new(exactly_once::ExactlyOnce::new(toy.lots)),
         Box::new(equal_to_reference::EqualToReference::new(toy)),
         Box::new(never_back::NeverBack::default()),
+        Box::new(never_emptied::NeverEmptied::default()),
         Box::new(committed_first::CommittedFirst::default()),
         Box::new(journal_is_one_history::JournalIsOneHistory::default()),
         Box::new(bounded::Bounded::new(spec)),

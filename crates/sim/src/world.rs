@@ -67,6 +67,7 @@ pub struct World {
     busy_us: Vec<u64>,
     /// The same by stage.
     stage_busy_us: Vec<u64>,
+    died_lots: u64,
 }
 
 /// How the world stands at a moment.
@@ -134,6 +135,8 @@ pub struct Outcome {
     pub step: u64,
     /// Rollbacks in the journal.
     pub rollbacks: u64,
+    /// Lots that died with the peers that held them, before their commit.
+    pub died_lots: u64,
     /// The last coordinator's term.
     pub terms: u64,
 }
@@ -169,6 +172,7 @@ impl World {
             commits_us: Vec::new(),
             busy_us: vec![0; scenario.peers.len()],
             stage_busy_us: vec![0; scenario.spec.stages as usize],
+            died_lots: 0,
             scenario: scenario.clone(),
         };
         world.network.place(Address::Coordinator, SiteId(0));
@@ -295,6 +299,7 @@ impl World {
             step: JournalState::replay(&self.journal).step.0,
             // The first filling of the stages is a rollback to version 0.
             rollbacks: count(|record| matches!(record, Record::Rollback(..))).saturating_sub(1),
+            died_lots: self.died_lots,
             terms: count(|record| matches!(record, Record::Term(_))),
         })
     }

@@ -6,7 +6,7 @@ use starling_sim::scenario::{Sabotage, Scenario};
 use starling_swarm::ids::{PeerId, Step};
 
 /// Seeds that once failed, with what they found.
-const ONCE_FAILED: [u64; 24] = [
+const ONCE_FAILED: [u64; 27] = [
     2,         // A verdict was lost, and the reduction that named the lot was refused for ever.
     25,        // A joiner was told to make version 1 from the seed.
     317,       // Nobody complained of a member that could not be reached.
@@ -31,6 +31,9 @@ const ONCE_FAILED: [u64; 24] = [
     28539,    // A reduced part of another stage, under the same attempt.
     100126374, // A donor that was itself catching up gave a newer state than it said.
     110127122, // The doubt whether an owner waits itself lasted as long as a clock had jumped.
+    90000477, // A result that is not finite waited to be confirmed by a peer that lacked the step's weights.
+    90002522, // A run that had lost a stage before its first commit waited for its whole quorum again.
+    90033383, // A step was skipped before all had applied the one before it.
 ];
 
 #[test]

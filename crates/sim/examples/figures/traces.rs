@@ -94,7 +94,8 @@ fn replay(name: &str, trace: &Trace, model: &Model, stages: u16, rebalance: Poli
     (tuning.unknown, tuning.pause) = (Span::s(60), Span::s(30));
     (tuning.jobs, tuning.leases) = (128, 1 << 15);
     tuning.keep_bytes = 4 << 30;
-    tuning.depth = 4; // The peers are alike, and what is in flight at the end of a step delays its reduction.
+    // The peers are alike, and what is in flight at the end of a step delays its reduction; a long pipeline needs it.
+    tuning.depth = if stages > 4 { 10 } else { 4 };
     (tuning.quorum, tuning.rebalance) = (stages as usize, rebalance);
     let join_us = (spec.state_bytes as f64 / BYTES_PER_S * 1e6) as u64;
     let outcome = World::new(&scenario).run().expect("every invariant holds");
@@ -104,4 +105,7 @@ fn replay(name: &str, trace: &Trace, model: &Model, stages: u16, rebalance: Poli
     let best = bound(&scenario, first..last, speed, join_us);
     let done = (commits.len() - 1) as f64 * f64::from(microbatches);
     figure(&format!("share of the bound: {name}"), done / best, "share");
+    let all = (outcome.step * u64::from(microbatches) * u64::from(stages)) as f64;
+    let died = outcome.died_lots as f64;
+    figure(&format!("work that died before its commit: {name}"), died / (all + died), "share");
 }

@@ -112,6 +112,7 @@ impl World {
 
     fn kill_worker(&mut self, peer: PeerId, back_at: Option<u64>) {
         if let Some(actor) = self.workers.get_mut(peer.0 as usize) {
+            self.died_lots += actor.machine.as_ref().map_or(0, |(_, host)| host.holds().2 as u64);
             actor.kill();
             if let Some(at) = back_at {
                 self.heap.push(at, Event::Start(Address::Worker(peer)));

@@ -116,15 +116,16 @@ impl Coordinator {
         if self.drivers.len() < 2 {
             return self.drivers.values_mut().for_each(|driver| driver.window = most);
         }
-        let active = self.members.values().filter(|member| member.is_active());
-        let (mut all, mut by_site, mut begins) = (0, BTreeMap::new(), BTreeSet::new());
-        for member in active {
-            all += 1;
-            *by_site.entry(member.capability.site).or_insert(0) += 1;
-            begins.extend((member.stage == Some(StageId(0))).then_some(member.capability.site));
+        let active = || self.members.values().filter(|member| member.is_active());
+        let all = active().count();
+        // Lots begin at home, so a site's part of the work is its part of the first stage.
+        let mut first: BTreeMap<SiteId, usize> = BTreeMap::new();
+        for member in active().filter(|member| member.stage == Some(StageId(0))) {
+            *first.entry(member.capability.site).or_default() += 1;
         }
+        let firsts: usize = first.values().sum();
         for driver in self.drivers.values_mut() {
-            let peers = if begins.contains(&driver.site) { by_site[&driver.site] } else { all };
+            let peers = first.get(&driver.site).map_or(all, |here| (all * here).div_ceil(firsts));
             driver.window = (2 * self.spec.tuning.depth * peers).clamp(2, most.max(2));
         }
     }

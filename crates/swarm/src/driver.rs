@@ -402,11 +402,13 @@ impl Driver {
             self.reroute(at, flight.stage, out);
         } else if unsealed {
             // All came back, and yet somebody has not sealed: have the wanted stages done once more.
-            for stage in (0..self.spec.stages).map(StageId) {
-                if self.lots.get(&at).is_some_and(|run| run.wants(stage)) {
-                    self.reroute(at, stage, out);
-                }
+            let wanted: Vec<StageId> =
+                (0..self.spec.stages).map(StageId).filter(|stage| run.wants(*stage)).collect();
+            let hops = run.route.len();
+            if wanted.iter().any(|stage| stage.0 as usize >= hops) {
+                return self.give_up_route(at);
             }
+            wanted.into_iter().for_each(|stage| self.reroute(at, stage, out));
         }
         self.note_wake(at);
     }

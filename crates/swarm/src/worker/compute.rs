@@ -103,11 +103,17 @@ impl Worker {
         match self.jobs.done(id, now) {
             None => out.push(Command::Discard(id)), // Its step or attempt is over.
             Some((job, computed)) => {
-                self.progress(&job, Pass::Backward, Some(computed), out);
-                self.send_gradient(&job, gradient, out);
+                // A later try may have taken it over meanwhile. Its own gradient is still on the way then, and may be
+                // the first that some stage after us folds: what we have now is not the answer to that.
+                let answers = self.is_last() || job.came_back == Some(job.attempt());
+                if answers {
+                    self.progress(&job, Pass::Backward, Some(computed), out);
+                    self.send_gradient(&job, gradient, out);
+                }
                 let kept = self.jobs.keep(job.key(), gradient);
                 self.fold(&job, out);
                 if !kept {
+                    self.jobs.remove(job.key());
                     out.push(Command::Forget(id));
                 }
             }

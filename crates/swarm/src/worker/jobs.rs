@@ -27,7 +27,7 @@ pub struct Jobs {
 }
 
 /// Which try of a microbatch.
-type Try = (LeaseNo, Attempt);
+pub type Try = (LeaseNo, Attempt);
 
 /// Which microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,6 +53,8 @@ pub struct Job {
     pub output: Option<Payload>,
     /// How far it is.
     pub state: State,
+    /// The try whose gradient backward started from.
+    pub came_back: Option<Try>,
 }
 
 /// How far a job is.
@@ -148,7 +150,7 @@ impl Jobs {
         let id = JobId(self.next);
         self.next += 1;
         let state = State::Ready(Pass::Forward, Some(input));
-        let job = Job { id, work, fence, grant, output: None, state };
+        let job = Job { id, work, fence, grant, output: None, state, came_back: None };
         let key = job.key();
         self.keys.insert(id, key);
         self.ready.insert((key.at.step, Turn::Forward, id));
@@ -228,6 +230,7 @@ impl Jobs {
     /// The gradient of a microbatch has come (or is not needed): backward may run.
     pub fn ready_backward(&mut self, key: Key, gradient: Option<Payload>) {
         if let Some(job) = self.jobs.get_mut(&key) {
+            job.came_back = Some(job.attempt());
             job.state = State::Ready(Pass::Backward, gradient);
             self.ready.insert((key.at.step, Turn::Backward, job.id));
         }
@@ -248,7 +251,6 @@ impl Jobs {
         let bytes = job.kept_bytes();
         if self.kept_bytes + bytes > self.keep_bytes {
             job.state = state;
-            self.remove(key);
             return false;
         }
         self.kept += 1;

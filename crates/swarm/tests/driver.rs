@@ -1,0 +1,80 @@
+//! What a driver does with news that it did not expect.
+
+use starling_swarm::driver::{Command, Driver, Input};
+use starling_swarm::ids::*;
+use starling_swarm::lots::Lots;
+use starling_swarm::message::*;
+use starling_swarm::spec::{Reduce, Spec, Sync, Tuning};
+use starling_swarm::time::{Span, Time};
+
+fn spec() -> Spec {
+    Spec {
+        run: RunId(1),
+        stages: 3,
+        costs: Vec::new(),
+        lots: Lots { microbatches: 1, lots: 1 },
+        sync: Sync::Step,
+        reduce: Reduce::Exact,
+        steps: Step(4),
+        checkpoint_every: 1,
+        elements: 4,
+        state_bytes: 10,
+        memory_bytes: 0,
+        tuning: Tuning::default(),
+    }
+}
+
+/// A driver that knows one peer a stage.
+struct World {
+    driver: Driver,
+    now: Time,
+}
+
+impl World {
+    fn new() -> World {
+        let now = Time(0);
+        let mut world = World { driver: Driver::new(DriverId(0), 1, SiteId(0), spec(), now), now };
+        let holder = |peer| {
+            let (draining, since, until) = (false, Step(0), None);
+            Holder { peer: PeerId(peer), site: SiteId(0), speed: 1.0, draining, since, until }
+        };
+        let stages = (0..3).map(|peer| vec![holder(peer)]).collect();
+        world.input(Input::Wake);
+        world.hear(Address::Coordinator, Body::Welcome { member: MemberNo(1), incarnation: 1 });
+        world.hear(Address::Coordinator, Body::View(View { number: 1, stages, drivers: vec![SiteId(0)] }));
+        world
+    }
+
+    fn hear(&mut self, from: Address, body: Body) -> Vec<Body> {
+        let fence = Fence { run: RunId(1), term: Term(1), epoch: Epoch(1), ..Fence::default() };
+        let to = Address::Driver(DriverId(0));
+        self.input(Input::Message(Envelope { protocol: PROTOCOL, from, to, fence, body }))
+    }
+
+    fn input(&mut self, input: Input) -> Vec<Body> {
+        let mut out = Vec::new();
+        self.driver.handle(input, self.now, &mut out);
+        out.into_iter().map(|Command::Send(envelope)| envelope.body).collect()
+    }
+}
+
+#[test]
+fn a_lot_whose_end_is_told_before_its_route_is_made_begins_again() {
+    let mut world = World::new();
+    let at = LotOf { step: Step(0), lot: Lot(0) };
+    let number = LeaseNo { term: Term(1), number: 1 };
+    // The first stage has sealed it already, and only passes it on.
+    let held = vec![Some(PeerId(0)), None, None];
+    let sent = world.hear(Address::Coordinator, Body::Lease(Lease { number, at, held }));
+    assert!(matches!(sent[..], [Body::Begin(..)]), "{sent:?}");
+    let (microbatch, stage, pass) = (Microbatch(0), StageId(0), Pass::Backward);
+    let news = Progress { lot: at.lot, microbatch, lease: number, stage, pass, computed: None };
+    world.hear(Address::Worker(PeerId(0)), Body::Progress(news));
+    let mut begun_again = false;
+    for _ in 0..200 {
+        assert!(world.driver.next_wake() > world.now, "it wants to be woken at once, again and again");
+        world.now = world.now.max(world.driver.next_wake()) + Span(1);
+        begun_again |= world.input(Input::Wake).iter().any(|body| matches!(body, Body::Begin(..)));
+    }
+    assert!(begun_again, "the lot is forgotten");
+}

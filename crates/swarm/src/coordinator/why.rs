@@ -64,12 +64,13 @@ impl Coordinator {
             if open > 0 {
                 reasons.push(format!("{stage}: {open} of {} lots are not sealed", self.spec.lots.lots));
             } else if let Some(reducing) = &life.reducing {
-                let missing: Vec<String> = reducing
-                    .plan
-                    .members()
-                    .filter(|peer| !reducing.prepared.contains_key(peer))
-                    .map(|peer| peer.to_string())
-                    .collect();
+                // Who is gone is not waited for.
+                let waits = |peer: &PeerId| {
+                    let there = self.members.get(peer).is_some_and(|member| member.stage == Some(stage));
+                    there && !reducing.prepared.contains_key(peer)
+                };
+                let missing: Vec<String> =
+                    reducing.plan.members().filter(waits).map(|peer| peer.to_string()).collect();
                 if !missing.is_empty() {
                     let missing = missing.join(", ");
                     reasons

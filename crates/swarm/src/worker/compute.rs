@@ -73,7 +73,11 @@ impl Worker {
                     self.progress(job, Pass::Backward, None, out);
                     self.send_gradient(job, kept, out);
                 }
-                State::Ready(..) | State::Running(_) => self.refusals.count(Refusal::Repeated),
+                State::Ready(..) | State::Running(_) => {
+                    if !self.jobs.came_back(key) {
+                        self.refusals.count(Refusal::Repeated);
+                    }
+                }
             },
             None => self.refusals.count(Refusal::Unasked),
         }

@@ -236,6 +236,17 @@ impl Jobs {
         }
     }
 
+    /// The gradient for a later try has come while backward of an earlier one is under way: that will answer it.
+    /// Whether it is so.
+    pub fn came_back(&mut self, key: Key) -> bool {
+        let Some(job) = self.jobs.get_mut(&key) else { return false };
+        let of_earlier = job.came_back.is_some_and(|came_back| came_back < job.attempt());
+        if of_earlier {
+            job.came_back = Some(job.attempt());
+        }
+        of_earlier
+    }
+
     /// Forward is done.
     pub fn away(&mut self, key: Key, output: Payload, now: Time) {
         if let Some(job) = self.jobs.get_mut(&key) {

@@ -82,7 +82,7 @@ fn spec(bits: u8) -> Spec {
         reduce: if bits & 2 == 0 { Reduce::Exact } else { Reduce::Fast },
         steps: Step(4),
         checkpoint_every: 1,
-        elements: 4,
+        elements: vec![4],
         state_bytes: 10,
         memory_bytes: 0,
         tuning: Tuning { jobs: 3, ahead: 4, leases: 2, in_flight: 3, ..Tuning::default() },

@@ -31,6 +31,32 @@ pub fn build(
     }
 }
 
+/// One stage of a model, with initial weights, on its own engine.
+pub fn build_stage(
+    architecture: &Architecture,
+    rule: Rule,
+    train: &TrainConfig,
+    seed: u64,
+    index: usize,
+) -> Result<Box<dyn Stage>, BuildError> {
+    fn build_in<T: Real>(
+        architecture: &Architecture,
+        rule: Rule,
+        train: &TrainConfig,
+        seed: u64,
+        range: Range<usize>,
+    ) -> Result<Box<dyn Stage>, BuildError> {
+        let engine = Arc::new(Naive::<T>::new(train.threads)?);
+        Ok(Box::new(LocalStage::new(engine, architecture.clone(), range, rule, seed)))
+    }
+    let range = cut(architecture, train.stages).get(index).cloned();
+    let range = range.ok_or(BuildError::Stage { index, stages: train.stages })?;
+    match train.precision {
+        Precision::F32 => build_in::<f32>(architecture, rule, train, seed, range),
+        Precision::F64 => build_in::<f64>(architecture, rule, train, seed, range),
+    }
+}
+
 /// What one stage of a run would be, found without taking memory for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StagePlan {
@@ -157,6 +183,14 @@ pub enum BuildError {
     /// The engine could not be started.
     #[error("the engine's threads could not be started; use fewer with train.threads")]
     Threads(#[from] rayon::ThreadPoolBuildError),
+    /// There is no such stage.
+    #[error("the run has {stages} stages, and none of number {index}")]
+    Stage {
+        /// Which was asked for.
+        index: usize,
+        /// How many there are.
+        stages: usize,
+    },
     /// Too large for this machine.
     #[error(
         "the run needs about {:.1} GB of memory and {:.1} GB are available; use a smaller model.width, \

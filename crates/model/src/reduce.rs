@@ -70,8 +70,8 @@ pub enum ReduceError {
     Stage(#[from] StageError),
 }
 
-/// `left += right`, element by element.
-fn add_bytes(dtype: Dtype, left: &mut [u8], right: &[u8]) {
+/// `left += right`, element by element, as far as both go.
+pub fn add_bytes(dtype: Dtype, left: &mut [u8], right: &[u8]) {
     macro_rules! add {
         ($type:ident) => {
             for (a, b) in left.as_chunks_mut().0.iter_mut().zip(right.as_chunks().0) {

@@ -70,6 +70,16 @@ pub struct Hidden {
     pub bytes: Vec<u8>,
 }
 
+impl Hidden {
+    /// Whether every element is a number.
+    pub fn is_finite(&self) -> bool {
+        match self.dtype {
+            Dtype::F32 => self.bytes.as_chunks().0.iter().all(|&x| f32::from_le_bytes(x).is_finite()),
+            Dtype::F64 => self.bytes.as_chunks().0.iter().all(|&x| f64::from_le_bytes(x).is_finite()),
+        }
+    }
+}
+
 /// What leaves a stage.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Output {

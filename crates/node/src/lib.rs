@@ -19,3 +19,4 @@
 //! ```
 
 pub mod events;
+pub mod host;

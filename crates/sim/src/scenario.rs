@@ -103,7 +103,7 @@ impl Scenario {
             reduce: Reduce::Exact,
             steps: Step(5),
             checkpoint_every: 2,
-            elements: 8,
+            elements: vec![8],
             state_bytes: 3_000_000,
             memory_bytes: 1,
             tuning,
@@ -127,7 +127,8 @@ impl Scenario {
 
     /// The arithmetic of this run.
     pub fn toy(&self) -> Toy {
-        let Spec { stages, lots, sync, reduce, elements, .. } = self.spec;
+        let Spec { stages, lots, sync, reduce, .. } = self.spec;
+        let elements = self.spec.elements(StageId(0));
         Toy { seed: self.seed, stages, lots, sync, reduce, elements, poison: self.poison }
     }
 

@@ -593,14 +593,32 @@ impl Envelope {
 
     /// Bytes of tensors that travel with it.
     pub fn payload_bytes(&self) -> u64 {
-        match &self.body {
+        self.payload().map_or(0, |payload| payload.bytes)
+    }
+
+    /// The tensor that travels with it.
+    pub fn payload(&self) -> Option<Payload> {
+        match self.body {
             Body::Begin(_, payload)
             | Body::Activation(_, payload)
             | Body::Gradient(_, payload)
             | Body::State { payload, .. }
             | Body::Contribution { payload, .. }
-            | Body::Reduced { payload, .. } => payload.bytes,
-            _ => 0,
+            | Body::Reduced { payload, .. } => Some(payload),
+            _ => None,
+        }
+    }
+
+    /// The same, to be named anew by a host that has received it.
+    pub fn payload_mut(&mut self) -> Option<&mut Payload> {
+        match &mut self.body {
+            Body::Begin(_, payload)
+            | Body::Activation(_, payload)
+            | Body::Gradient(_, payload)
+            | Body::State { payload, .. }
+            | Body::Contribution { payload, .. }
+            | Body::Reduced { payload, .. } => Some(payload),
+            _ => None,
         }
     }
 }

@@ -26,8 +26,8 @@ pub struct Spec {
     pub steps: Step,
     /// A checkpoint after every so many steps; 0: never.
     pub checkpoint_every: u64,
-    /// Elements of the gradient of a stage.
-    pub elements: u64,
+    /// Elements of the gradient of each stage; the last number also counts for stages of which none is said.
+    pub elements: Vec<u64>,
     /// Bytes of a stage's state: weights and moments.
     pub state_bytes: u64,
     /// Bytes that a peer must have to hold a stage.
@@ -43,7 +43,12 @@ impl Spec {
         cost.map_or(1.0, |cost| cost.max(1e-3))
     }
 
-    /// The same of every stage.
+    /// Elements of the gradient of a stage.
+    pub fn elements(&self, stage: StageId) -> u64 {
+        self.elements.get(stage.0 as usize).or(self.elements.last()).copied().unwrap_or(0)
+    }
+
+    /// What a microbatch costs, of every stage.
     pub fn all_costs(&self) -> Vec<f64> {
         (0..self.stages).map(|stage| self.cost(StageId(stage))).collect()
     }

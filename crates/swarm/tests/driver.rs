@@ -17,7 +17,7 @@ fn spec() -> Spec {
         reduce: Reduce::Exact,
         steps: Step(4),
         checkpoint_every: 1,
-        elements: 4,
+        elements: vec![4],
         state_bytes: 10,
         memory_bytes: 0,
         tuning: Tuning::default(),

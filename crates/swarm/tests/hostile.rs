@@ -23,7 +23,7 @@ fn spec(sync: Sync) -> Spec {
         reduce: if sync == Sync::Step { Reduce::Exact } else { Reduce::Fast },
         steps: Step(4),
         checkpoint_every: 1,
-        elements: 4,
+        elements: vec![4],
         state_bytes: 10,
         memory_bytes: 0,
         tuning: Tuning { jobs: 3, ahead: 4, leases: 2, in_flight: 3, ..Tuning::default() },

@@ -289,7 +289,7 @@ impl File {
         spec.steps = Step(u64::MAX);
         spec.checkpoint_every = self.checkpoint_every;
         // Enough that every member of a stage can own a part.
-        spec.elements = (2 * scenario.peers.len() / self.stages as usize).max(8) as u64;
+        spec.elements = vec![(2 * scenario.peers.len() / self.stages as usize).max(8) as u64];
         spec.state_bytes = scenario.sizes.state;
         spec.tuning = starling_swarm::spec::Tuning {
             unknown: microbatch.times(30).max(Span::s(10)),

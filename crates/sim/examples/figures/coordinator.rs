@@ -54,7 +54,7 @@ impl Load {
             reduce: Reduce::Fast,
             steps: Step(1 << 40),
             checkpoint_every: 0,
-            elements: 1 << 16,
+            elements: vec![1 << 16],
             state_bytes: 1,
             memory_bytes: 1,
             tuning,

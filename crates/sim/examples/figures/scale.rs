@@ -48,7 +48,7 @@ fn run(name: &str, peers: usize, hours: u64, lots: u32) {
     spec.lots = Lots { microbatches: lots, lots };
     spec.steps = Step(u64::MAX);
     spec.checkpoint_every = 1;
-    spec.elements = peers as u64 / 4;
+    spec.elements = vec![peers as u64 / 4];
     let tuning = &mut spec.tuning;
     (tuning.beat, tuning.silence, tuning.slack) = (Span::s(10), Span::s(30), Span::s(20));
     (tuning.unknown, tuning.pause) = (Span::s(300), Span::s(120));

@@ -31,7 +31,7 @@ fn share(sync: Sync, reduce: Reduce, stages: u16, replicas: usize, lots: u32) {
     spec.lots = Lots { microbatches: lots, lots };
     spec.steps = Step(30);
     spec.checkpoint_every = 0;
-    spec.elements = 256; // Enough that every member can own a part.
+    spec.elements = vec![256]; // Enough that every member can own a part.
     let tuning = &mut spec.tuning;
     (tuning.beat, tuning.silence) = (Span::s(1), Span::s(4));
     (tuning.slack, tuning.unknown) = (Span::s(2), Span::s(60));

@@ -84,7 +84,7 @@ fn replay(name: &str, trace: &Trace, model: &Model, stages: u16, rebalance: Poli
     spec.lots = Lots { microbatches, lots: microbatches };
     spec.steps = Step(u64::MAX);
     spec.checkpoint_every = 4;
-    spec.elements = 512; // Enough that every member can own a part.
+    spec.elements = vec![512]; // Enough that every member can own a part.
     spec.state_bytes = scenario.sizes.state;
     scenario.inside.bytes_per_s = BYTES_PER_S;
     scenario.inside.latency_us = 20_000;

@@ -30,7 +30,7 @@ pub fn measure() {
     spec.lots = Lots { microbatches: 1024, lots: 1024 };
     spec.steps = Step(STEPS);
     spec.checkpoint_every = 0;
-    spec.elements = 64;
+    spec.elements = vec![64];
     (spec.tuning.beat, spec.tuning.silence) = (Span::s(1), Span::s(4));
     (spec.tuning.slack, spec.tuning.unknown, spec.tuning.jobs) = (Span::s(2), Span::s(60), 128);
     let outcome = World::new(&scenario).run().expect("nothing fails here");

@@ -249,10 +249,7 @@ impl World {
 
     /// Some elements of a stage's gradient on the wire.
     fn gradient(&self, handle: u64, elements: u64) -> Payload {
-        Payload {
-            handle,
-            bytes: elements * self.scenario.sizes.gradient / self.scenario.spec.elements.max(1),
-        }
+        Payload { handle, bytes: elements * self.scenario.sizes.gradient / self.toy.elements.max(1) }
     }
 
     fn piece(&self, payload: Payload) -> Option<Piece> {

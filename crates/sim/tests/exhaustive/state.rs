@@ -455,12 +455,13 @@ pub(crate) fn spec(bounds: Bounds) -> (Spec, Toy) {
         reduce: Reduce::Exact,
         steps: Step(bounds.steps),
         checkpoint_every: 1,
-        elements: 2,
+        elements: vec![2],
         state_bytes: 1,
         memory_bytes: 1,
         tuning,
     };
-    let Spec { stages, sync, reduce, elements, .. } = spec;
+    let Spec { stages, sync, reduce, .. } = spec;
+    let elements = spec.elements(StageId(0));
     (spec, Toy { seed: 1, stages, lots, sync, reduce, elements, poison: None })
 }
 

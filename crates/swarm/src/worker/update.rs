@@ -27,7 +27,7 @@ impl Worker {
         let counted: BTreeSet<Lot> = lots.into_iter().collect();
         let sound = counted.last().is_none_or(|lot| lot.0 < self.spec.lots.lots)
             && counted.is_empty() != plan.has_holder(self.me)
-            && plan.is_sound(self.spec.elements);
+            && plan.is_sound(self.spec.elements(plan.stage));
         if self.stage != Some(plan.stage) || !sound {
             return self.refusals.count(Refusal::Nonsense);
         }

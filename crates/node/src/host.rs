@@ -1,0 +1,503 @@
+//! A worker's host: carries out what [`starling_swarm::worker`] wants done, with a real [`Stage`].
+//!
+//! The machine knows tensors only as handles; here is what they stand for. What came with a message, and what was
+//! computed for one, is kept until the machine forgets the job it belongs to, or its step is closed: so nothing
+//! outlives two steps, whatever is refused or lost on the way.
+//!
+//! Only `step` sync so far, and parameters that are used in one stage only.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use starling_model::lots::{self, Node};
+use starling_model::reduce::add_bytes;
+use starling_model::stage::{
+    self, Hidden, Input as StageInput, Keep, Loss, Meta, Output, Pending, Reduction, Stage, StageError,
+    State, Ticket,
+};
+use starling_swarm::ids::*;
+use starling_swarm::lots::{Lots, TreeNode};
+use starling_swarm::message::{Body, Envelope, PROTOCOL};
+use starling_swarm::worker::book::JobId;
+use starling_swarm::worker::io::{LoadFrom, ReduceNo, StateOf};
+use starling_swarm::worker::reduction::Due;
+use starling_swarm::worker::{Command, Input};
+
+/// What a payload stands for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Tensor {
+    /// What enters a stage, and what it must know of it.
+    Activation(StageInput, Meta),
+    /// The gradient of what a stage gave to the next.
+    Gradient(Hidden),
+    /// Sums of a part of the gradient at some nodes of the tree over lots.
+    Sums(Vec<Sum>),
+    /// A stage's state: its vectors, the weights first.
+    State(Vec<Vec<u8>>),
+}
+
+/// The sum of a part of the gradient over some lots, and their loss.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sum {
+    /// Little-endian elements.
+    pub bytes: Vec<u8>,
+    /// The loss of those lots; only the last stage has one.
+    pub loss: Loss,
+}
+
+impl Tensor {
+    /// Bytes on the wire, about.
+    pub fn bytes(&self) -> u64 {
+        let bytes = match self {
+            Tensor::Activation(StageInput::Tokens(tokens), _) => 4 * tokens.len(),
+            Tensor::Activation(StageInput::Hidden(hidden), _) | Tensor::Gradient(hidden) => {
+                hidden.bytes.len()
+            }
+            Tensor::Sums(sums) => sums.iter().map(|sum| sum.bytes.len()).sum(),
+            Tensor::State(vectors) => vectors.iter().map(Vec::len).sum(),
+        };
+        bytes as u64
+    }
+}
+
+/// What a stage tells of its reduced gradient: the commit's constants are made of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Σ g² of each parameter that the stage counts.
+    pub sums_of_squares: BTreeMap<String, f64>,
+    /// The step's loss; only the last stage has one.
+    pub loss: Loss,
+}
+
+/// What comes of a command.
+#[derive(Debug)]
+pub enum Done {
+    /// Tell the machine.
+    Tell(Input),
+    /// Send this, with what its payload stands for.
+    Send(Envelope, Option<Arc<Tensor>>),
+}
+
+/// Where states are kept that survive their holders.
+pub trait Checkpoints: Send + Sync {
+    /// Keeps a state.
+    fn save(&self, of: StateOf, state: Vec<Vec<u8>>);
+    /// Reads one.
+    fn load(&self, stage: StageId, version: Step) -> Option<Vec<Vec<u8>>>;
+}
+
+/// Makes a stage with the run's initial weights.
+pub type Build = Arc<dyn Fn(StageId) -> Box<dyn Stage> + Send + Sync>;
+
+/// See the module's head.
+pub struct Host {
+    me: PeerId,
+    build: Build,
+    checkpoints: Arc<dyn Checkpoints>,
+    lots: Lots,
+    keep: Keep,
+    stage: Option<Box<dyn Stage>>,
+    /// What handles stand for, and the step after whose end they stand for nothing.
+    tensors: BTreeMap<u64, (Step, Arc<Tensor>)>,
+    next_handle: u64,
+    jobs: BTreeMap<JobId, Job>,
+    /// Of the last stage: the loss of each microbatch whose gradient is in its lot.
+    losses: BTreeMap<(Step, u32), Loss>,
+    /// Attempts are numbered through, so that a stage never takes one for another.
+    attempts: u32,
+    reducing: Reduction,
+    /// The loss of the step that is reduced.
+    reduced_loss: Loss,
+}
+
+/// What is kept for a job.
+#[derive(Clone, Debug, Default)]
+struct Job {
+    step: Step,
+    meta: Option<Meta>,
+    ticket: Option<Ticket>,
+    pending: Option<Pending>,
+    handles: Vec<u64>,
+}
+
+impl Host {
+    /// A host that holds nothing.
+    pub fn new(me: PeerId, build: Build, checkpoints: Arc<dyn Checkpoints>, lots: Lots, keep: Keep) -> Host {
+        Host {
+            me,
+            build,
+            checkpoints,
+            lots,
+            keep,
+            stage: None,
+            tensors: BTreeMap::new(),
+            next_handle: 1,
+            jobs: BTreeMap::new(),
+            losses: BTreeMap::new(),
+            attempts: 0,
+            reducing: Reduction { step: 0, attempt: 0 },
+            reduced_loss: Loss::default(),
+        }
+    }
+
+    /// The stage that it holds.
+    pub fn stage(&self) -> Option<&dyn Stage> {
+        self.stage.as_deref()
+    }
+
+    /// Tensors that it keeps.
+    pub fn tensors(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// A message came with a tensor: from here on the message names it by our handle.
+    pub fn receive(&mut self, envelope: &mut Envelope, tensor: Option<Arc<Tensor>>) {
+        let step = envelope.fence.step;
+        if let (Some(payload), Some(tensor)) = (envelope.payload_mut(), tensor) {
+            *payload = self.store(step, tensor);
+        }
+    }
+
+    /// Carries out a command. An error changes nothing that counts: the work is not done, and whoever waits for it
+    /// will have it done elsewhere.
+    pub fn carry_out(&mut self, command: Command, done: &mut Vec<Done>) -> Result<(), HostError> {
+        match command {
+            Command::Send(envelope) => {
+                let tensor = envelope.payload().and_then(|payload| self.tensor(payload));
+                done.push(Done::Send(envelope, tensor));
+            }
+            Command::Forward { job, step, weights, microbatch, input } => {
+                let input = self.take(input).ok_or(HostError::Gone)?;
+                self.forward(job, step, weights, microbatch, &input, done)?;
+            }
+            Command::Backward(job, gradient) => {
+                let gradient = match gradient {
+                    Some(payload) => Some(self.take(payload).ok_or(HostError::Gone)?),
+                    None => None,
+                };
+                self.backward(job, gradient, done)?;
+            }
+            Command::Fold(job, at) => self.fold(job, at)?,
+            Command::Discard(job) => {
+                if let Some(pending) = self.jobs.get_mut(&job).and_then(|job| job.pending.take()) {
+                    self.held()?.discard(pending);
+                }
+            }
+            Command::Forget(job) => self.forget(job),
+            Command::DropLots(lots) => {
+                for at in lots {
+                    self.held()?.revoke(at.step.0, at.lot.0);
+                    for microbatch in self.lots.microbatches_of(at.lot) {
+                        self.losses.remove(&(at.step, microbatch));
+                    }
+                }
+            }
+            Command::DropBefore(step) => self.drop_before(step),
+            Command::BeginReduce(step) => {
+                self.attempts += 1;
+                let reduction = Reduction { step: step.0, attempt: self.attempts };
+                self.held()?.begin_reduce(reduction)?;
+                self.reducing = reduction;
+            }
+            Command::Contribute(contribute) => {
+                let piece = contribute.start as usize..contribute.end as usize;
+                let sums = self.read(contribute.fence.step, &contribute.nodes, piece)?;
+                let payload = self.store(contribute.fence.step, Arc::new(Tensor::Sums(sums)));
+                let tensor = self.tensor(payload);
+                done.push(Done::Send(contribute.message(payload), tensor));
+            }
+            Command::Sum(number, due) => self.sum(number, due, done)?,
+            Command::WriteReduced { start, payload, .. } => {
+                let tensor = self.tensor(payload).ok_or(HostError::Gone)?;
+                let Tensor::Sums(sums) = &*tensor else { return Err(HostError::Kind) };
+                let [sum] = &sums[..] else { return Err(HostError::Kind) };
+                let reducing = self.reducing;
+                self.held()?.write_reduced(reducing, start as usize, &sum.bytes)?;
+                self.reduced_loss = sum.loss;
+            }
+            Command::Prepare(number) => {
+                let (reducing, loss) = (self.reducing, self.reduced_loss);
+                let stage = self.held()?;
+                for name in stage.shared() {
+                    let total = stage.contribute(reducing, &name, None)?;
+                    stage.settle(reducing, &name, &total)?;
+                }
+                let prepared = stage.prepare(reducing)?;
+                let summary = Summary { sums_of_squares: prepared.sums_of_squares, loss };
+                let summary = serde_json::to_vec(&summary).map_err(|_| HostError::Kind)?;
+                done.push(Done::Tell(Input::Prepared(number, prepared.gradient_hash, summary)));
+            }
+            Command::Apply(of, commit) => {
+                let (step, version) = (commit.step.0, of.version.0 - 1);
+                let update = match commit.skipped {
+                    true => None,
+                    false => serde_json::from_slice(&commit.constants).map_err(|_| HostError::Kind)?,
+                };
+                self.held()?.apply(&stage::Commit { step, version, update })?;
+                done.push(Done::Tell(Input::Applied(of)));
+            }
+            Command::Load { of, from } => {
+                self.load(of, from)?;
+                done.push(Done::Tell(Input::Loaded(of)));
+            }
+            Command::CatchUp { .. } => return Err(HostError::Kind),
+            Command::SendState { to, fence, stage, .. } => {
+                let state = Arc::new(Tensor::State(self.state(fence.step)?));
+                let payload = Payload { handle: 0, bytes: state.bytes() };
+                let body = Body::State { stage, payload, onto: None };
+                let (from, to) = (Address::Worker(self.me), Address::Worker(to));
+                done.push(Done::Send(Envelope { protocol: PROTOCOL, from, to, fence, body }, Some(state)));
+            }
+            Command::Save(of) => {
+                let state = self.state(of.version)?;
+                self.checkpoints.save(of, state);
+                done.push(Done::Tell(Input::Saved(of)));
+            }
+        }
+        Ok(())
+    }
+
+    fn forward(
+        &mut self,
+        job: JobId,
+        step: Step,
+        weights: Step,
+        microbatch: Microbatch,
+        input: &Tensor,
+        done: &mut Vec<Done>,
+    ) -> Result<(), HostError> {
+        let Tensor::Activation(input, meta) = input else { return Err(HostError::Kind) };
+        let of = stage::Microbatch { step: step.0, index: microbatch.0, version: weights.0 };
+        let keep = self.keep;
+        let (output, ticket) = self.held()?.forward(of, input.clone(), meta.clone(), keep)?;
+        let mut entry = Job { step, meta: Some(meta.clone()), ticket: Some(ticket), ..Job::default() };
+        let finite = match &output {
+            Output::Hidden(hidden) => hidden.is_finite(),
+            Output::Loss(loss) => loss.sum.is_finite(),
+            Output::Logits(_) => true,
+        };
+        let payload = match output {
+            Output::Hidden(hidden) => {
+                self.store(step, Arc::new(Tensor::Activation(StageInput::Hidden(hidden), meta.clone())))
+            }
+            Output::Loss(_) | Output::Logits(_) => Payload::default(),
+        };
+        entry.handles.push(payload.handle);
+        self.jobs.insert(job, entry);
+        done.push(Done::Tell(if finite { Input::ForwardDone(job, payload) } else { Input::NotFinite(job) }));
+        Ok(())
+    }
+
+    fn backward(
+        &mut self,
+        id: JobId,
+        gradient: Option<Arc<Tensor>>,
+        done: &mut Vec<Done>,
+    ) -> Result<(), HostError> {
+        let gradient = match gradient.as_deref() {
+            Some(Tensor::Gradient(gradient)) => Some(gradient.clone()),
+            Some(_) => return Err(HostError::Kind),
+            None => None,
+        };
+        let job = self.jobs.get_mut(&id).ok_or(HostError::Gone)?;
+        let (step, ticket) = (job.step, job.ticket.take().ok_or(HostError::Gone)?);
+        let (before, pending) = self.held()?.backward(ticket, gradient)?;
+        let finite = before.as_ref().is_none_or(Hidden::is_finite);
+        let payload =
+            before.map_or(Payload::default(), |before| self.store(step, Arc::new(Tensor::Gradient(before))));
+        if let Some(job) = self.jobs.get_mut(&id) {
+            job.pending = Some(pending);
+            job.handles.push(payload.handle);
+        }
+        done.push(Done::Tell(if finite { Input::BackwardDone(id, payload) } else { Input::NotFinite(id) }));
+        Ok(())
+    }
+
+    fn fold(&mut self, id: JobId, at: LotOf) -> Result<(), HostError> {
+        let pending = self.jobs.get_mut(&id).and_then(|job| job.pending.take()).ok_or(HostError::Gone)?;
+        let lots = lots::Lots { microbatches: self.lots.microbatches, lots: self.lots.lots };
+        self.held()?.fold(pending, lots)?;
+        self.losses.extend(pending.loss.map(|loss| ((at.step, pending.microbatch.index), loss)));
+        Ok(())
+    }
+
+    fn forget(&mut self, id: JobId) {
+        // A gradient may still wait to be folded: the machine tells when it is not wanted.
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        let (ticket, handles) = (job.ticket.take(), std::mem::take(&mut job.handles));
+        job.meta = None;
+        if job.pending.is_none() {
+            self.jobs.remove(&id);
+        }
+        if let (Some(ticket), Some(stage)) = (ticket, self.stage.as_mut()) {
+            stage.forget(ticket);
+        }
+        for handle in handles {
+            self.tensors.remove(&handle);
+        }
+    }
+
+    /// Drops what belongs to the steps before this one. If all work is void, messages that are ahead of the machine
+    /// are not: what came with them stays until their step is closed.
+    fn drop_before(&mut self, step: Step) {
+        if step < Step(u64::MAX) {
+            self.tensors.retain(|_, (of, _)| *of >= step);
+        }
+        self.losses.retain(|(of, _), _| *of >= step);
+        let gone: Vec<JobId> =
+            self.jobs.iter().filter(|(_, job)| job.step < step).map(|(&id, _)| id).collect();
+        for id in gone {
+            let Some(Job { ticket, pending, handles, .. }) = self.jobs.remove(&id) else { continue };
+            handles.iter().for_each(|handle| drop(self.tensors.remove(handle)));
+            if let Some(stage) = self.stage.as_mut() {
+                ticket.into_iter().for_each(|ticket| stage.forget(ticket));
+                pending.into_iter().for_each(|pending| stage.discard(pending));
+            }
+        }
+    }
+
+    /// The sums of a piece at some nodes, of what we hold.
+    fn read(&mut self, step: Step, nodes: &[TreeNode], piece: Range<usize>) -> Result<Vec<Sum>, HostError> {
+        let mut sums = Vec::new();
+        for &node in nodes {
+            let stage = self.held()?;
+            let bytes = match node {
+                TreeNode::ALL => {
+                    let dtype = stage.dtype();
+                    let mut held = stage.held(step.0).into_iter();
+                    let first = held.next().ok_or(HostError::Gone)?;
+                    let mut all = stage.read_sum(step.0, first, piece.clone())?;
+                    for other in held {
+                        add_bytes(dtype, &mut all, &stage.read_sum(step.0, other, piece.clone())?);
+                    }
+                    all
+                }
+                TreeNode { level, index } => stage.read_sum(step.0, Node { level, index }, piece.clone())?,
+            };
+            sums.push(Sum { bytes, loss: self.loss_under(step, node) });
+        }
+        Ok(sums)
+    }
+
+    /// The loss of the lots under a node that are in their sums.
+    fn loss_under(&self, step: Step, node: TreeNode) -> Loss {
+        let mut sum = Loss::default();
+        for lot in self.lots.lots_under(node) {
+            for microbatch in self.lots.microbatches_of(Lot(lot)) {
+                sum += self.losses.get(&(step, microbatch)).copied().unwrap_or_default();
+            }
+        }
+        sum
+    }
+
+    /// Adds up a part in the fixed tree over lots, or, if all of it is one sum each, in the order of holders.
+    fn sum(&mut self, number: ReduceNo, due: Due, done: &mut Vec<Done>) -> Result<(), HostError> {
+        let Due { part, start, end, own, come, into } = due;
+        let mine = self.read(number.step, &own, start as usize..end as usize)?;
+        let mut all: Vec<(TreeNode, Sum)> = own.into_iter().zip(mine).collect();
+        for (nodes, payload) in come {
+            let tensor = self.tensor(payload).ok_or(HostError::Gone)?;
+            let Tensor::Sums(sums) = &*tensor else { return Err(HostError::Kind) };
+            if sums.len() != nodes.len() {
+                return Err(HostError::Kind);
+            }
+            all.extend(nodes.into_iter().zip(sums.iter().cloned()));
+        }
+        let dtype = self.held()?.dtype();
+        let add = |left: &mut Sum, right: &Sum| {
+            add_bytes(dtype, &mut left.bytes, &right.bytes);
+            left.loss += right.loss;
+        };
+        let length = (end - start) as usize * dtype.size();
+        if all.iter().any(|(_, sum)| sum.bytes.len() != length) {
+            return Err(HostError::Kind);
+        }
+        let sums = match into[..] {
+            [TreeNode::ALL] => {
+                let mut sums = all.into_iter().map(|(_, sum)| sum);
+                let mut total = sums.next().ok_or(HostError::Gone)?;
+                sums.for_each(|sum| add(&mut total, &sum));
+                vec![total]
+            }
+            _ => {
+                let mut tree = lots::Tree::new(self.lots.lots);
+                for (TreeNode { level, index }, sum) in all {
+                    tree.enter(Node { level, index }, sum, add).map_err(|_| HostError::Kind)?;
+                }
+                let at = |&TreeNode { level, index }: &TreeNode| tree.sum(Node { level, index }).cloned();
+                into.iter().map(at).collect::<Option<Vec<Sum>>>().ok_or(HostError::Gone)?
+            }
+        };
+        let payload = self.store(number.step, Arc::new(Tensor::Sums(sums)));
+        done.push(Done::Tell(Input::Summed(number, part, payload)));
+        Ok(())
+    }
+
+    fn load(&mut self, of: StateOf, from: LoadFrom) -> Result<(), HostError> {
+        let state = match from {
+            LoadFrom::Seed => None,
+            LoadFrom::Checkpoint => Some(self.checkpoints.load(of.stage, of.version).ok_or(HostError::Gone)?),
+            LoadFrom::Donor(payload) => match &*self.tensor(payload).ok_or(HostError::Gone)? {
+                Tensor::State(vectors) => Some(vectors.clone()),
+                _ => return Err(HostError::Kind),
+            },
+        };
+        let mut stage = (self.build)(of.stage);
+        for (index, vector) in state.iter().flatten().enumerate() {
+            let which = index.checked_sub(1).map_or(State::Weights, State::Moment);
+            if vector.len() != stage.layout().len() * stage.dtype().size() {
+                return Err(HostError::Kind);
+            }
+            stage.write(which, 0, vector)?;
+        }
+        stage.restore(of.version.0);
+        self.stage = Some(stage);
+        self.jobs.clear();
+        self.losses.clear();
+        Ok(())
+    }
+
+    fn state(&mut self, version: Step) -> Result<Vec<Vec<u8>>, HostError> {
+        let stage = self.held()?;
+        let len = stage.layout().len();
+        let vectors = (0..stage.moments()).map(State::Moment);
+        let vectors = std::iter::once(State::Weights).chain(vectors);
+        vectors.map(|state| Ok(stage.read(version.0, state, 0..len)?)).collect()
+    }
+
+    fn held(&mut self) -> Result<&mut Box<dyn Stage>, HostError> {
+        self.stage.as_mut().ok_or(HostError::Gone)
+    }
+
+    fn store(&mut self, step: Step, tensor: Arc<Tensor>) -> Payload {
+        let (handle, bytes) = (self.next_handle, tensor.bytes());
+        self.next_handle += 1;
+        self.tensors.insert(handle, (step, tensor));
+        Payload { handle, bytes }
+    }
+
+    /// What a handle stands for, of which there is no further use.
+    fn take(&mut self, payload: Payload) -> Option<Arc<Tensor>> {
+        self.tensors.remove(&payload.handle).map(|(_, tensor)| tensor)
+    }
+
+    fn tensor(&self, payload: Payload) -> Option<Arc<Tensor>> {
+        self.tensors.get(&payload.handle).map(|(_, tensor)| tensor.clone())
+    }
+}
+
+/// Why a command could not be carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// What the command names is not here any more.
+    #[error("what was asked for belongs to work that was given up")]
+    Gone,
+    /// A peer sent something else than its message says.
+    #[error("a tensor is not what its message says; the sender is broken or of another version")]
+    Kind,
+    /// The stage refused.
+    #[error(transparent)]
+    Stage(#[from] StageError),
+}

@@ -1,0 +1,326 @@
+//! The swarm's machines and the real model, joined in one thread: whoever is killed, the weights after every step are
+//! those of the one-process loop, bit for bit.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+
+use starling_corpus::{DataConfig, Sampler, SyntheticConfig};
+use starling_model::config::ModelConfig;
+use starling_model::optimiser::OptimiserConfig;
+use starling_model::reference::Reference;
+use starling_model::run::{Run, TrainConfig};
+use starling_model::{batch, pipeline};
+use starling_node::host::{Build, Checkpoints, Done, Host, Summary, Tensor};
+use starling_swarm::coordinator::{self, Coordinator};
+use starling_swarm::driver::{self, Driver};
+use starling_swarm::ids::*;
+use starling_swarm::journal::JournalState;
+use starling_swarm::lots::Lots;
+use starling_swarm::message::{Body, Capability, Envelope};
+use starling_swarm::spec::{Reduce, Spec, Sync, Tuning};
+use starling_swarm::time::{Span, Time};
+use starling_swarm::worker::io::StateOf;
+use starling_swarm::worker::{self, Worker};
+
+type Hashes = BTreeMap<String, [u8; 32]>;
+type Vectors = Vec<Vec<u8>>;
+
+/// Dropout, clipping and merged lots make the order of every sum visible.
+fn run() -> Run {
+    Run {
+        name: "in-process".into(),
+        seed: 11,
+        model: ModelConfig {
+            context: 12,
+            width: 16,
+            layers: 4,
+            heads: 2,
+            tied: false,
+            dropout: 0.1,
+            init_std: 0.2,
+            ..Default::default()
+        },
+        data: DataConfig {
+            synthetic: Some(SyntheticConfig { documents: 60, ..Default::default() }),
+            ..Default::default()
+        },
+        optimiser: OptimiserConfig { clip: 0.3, warmup_steps: 2, lr: 1e-2, ..Default::default() },
+        train: TrainConfig {
+            steps: 8,
+            batch: 14,
+            microbatch: 2,
+            lots: 5,
+            stages: 3,
+            threads: 1,
+            ..Default::default()
+        },
+        ..Default::default()
+    }
+}
+
+/// Checkpoints that outlive every peer.
+#[derive(Default)]
+struct Memory(Mutex<BTreeMap<(StageId, Step), Vectors>>);
+
+impl Checkpoints for Memory {
+    fn save(&self, of: StateOf, state: Vectors) {
+        self.0.lock().unwrap().insert((of.stage, of.version), state);
+    }
+
+    fn load(&self, stage: StageId, version: Step) -> Option<Vectors> {
+        self.0.lock().unwrap().get(&(stage, version)).cloned()
+    }
+}
+
+struct Swarm {
+    run: Run,
+    spec: Spec,
+    sampler: Sampler,
+    build: Build,
+    checkpoints: Arc<Memory>,
+    /// By version: the reference's weights.
+    truth: Vec<Hashes>,
+    now: Time,
+    coordinator: Coordinator,
+    driver: Driver,
+    workers: BTreeMap<PeerId, (Worker, Host)>,
+    away: Vec<(Time, PeerId)>,
+    lives: u64,
+    inbox: VecDeque<(Envelope, Option<Arc<Tensor>>)>,
+    /// Versions that were compared.
+    compared: u64,
+}
+
+impl Swarm {
+    fn new(run: Run, reduce: Reduce, peers: u32) -> Swarm {
+        let folder = tempfile::tempdir().unwrap();
+        let corpus = || starling_corpus::open(&run.data, folder.path(), folder.path()).unwrap();
+        let vocabulary = corpus().tokeniser.vocabulary();
+        let sampler = || Sampler::new(corpus(), run.data.held_out, run.model.context, run.seed).unwrap();
+        let mut reference = Reference::new(run.clone(), vocabulary, sampler()).unwrap();
+        let hashes = |reference: &Reference| -> Hashes {
+            reference.stages().iter().flat_map(|stage| stage.weight_hashes()).collect()
+        };
+        let mut truth = vec![hashes(&reference)];
+        for _ in 0..run.train.steps {
+            reference.step().unwrap();
+            truth.push(hashes(&reference));
+        }
+        let (architecture, rule) = (run.model.architecture(vocabulary), run.optimiser.rule());
+        let (train, seed) = (run.train.clone(), run.seed);
+        let build: Build = Arc::new(move |stage| {
+            pipeline::build_stage(&architecture, rule, &train, seed, stage.0.into()).unwrap()
+        });
+        let lots = run.train.lots();
+        let stages = run.train.stages as u16;
+        let spec = Spec {
+            run: RunId(1),
+            stages,
+            costs: Vec::new(),
+            lots: Lots { microbatches: lots.microbatches, lots: lots.lots },
+            sync: Sync::Step,
+            reduce,
+            steps: Step(run.train.steps),
+            checkpoint_every: 2,
+            elements: (0..stages).map(|stage| build(StageId(stage)).gradient_len() as u64).collect(),
+            state_bytes: 1,
+            memory_bytes: 1,
+            tuning: Tuning { quorum: peers as usize, ..Tuning::default() },
+        };
+        let (now, mut out) = (Time(0), Vec::new());
+        let coordinator = Coordinator::new(spec.clone(), JournalState::default(), 0, now, &mut out);
+        let driver = Driver::new(DriverId(0), 1, SiteId(0), spec.clone(), now);
+        let mut swarm = Swarm {
+            sampler: sampler(),
+            build,
+            checkpoints: Arc::default(),
+            truth,
+            now,
+            coordinator,
+            driver,
+            workers: BTreeMap::new(),
+            away: (0..peers).map(|peer| (now, PeerId(peer))).collect(),
+            lives: 0,
+            inbox: VecDeque::new(),
+            compared: 0,
+            spec,
+            run,
+        };
+        swarm.coordinator_commands(out);
+        swarm
+    }
+
+    /// One message, or, if there is none, what is due next.
+    fn turn(&mut self) {
+        if let Some((envelope, tensor)) = self.inbox.pop_front() {
+            self.now = self.now + Span(100);
+            match envelope.to {
+                Address::Coordinator => self.to_coordinator(coordinator::Input::Message(envelope)),
+                Address::Driver(_) => self.to_driver(driver::Input::Message(envelope)),
+                Address::Worker(peer) => self.deliver(peer, envelope, tensor),
+            }
+            return;
+        }
+        let workers = self.workers.values().map(|(worker, _)| worker.next_wake());
+        let others = [self.coordinator.next_wake(), self.driver.next_wake()];
+        let back = self.away.iter().map(|(at, _)| *at);
+        self.now = self.now.max(workers.chain(others).chain(back).min().unwrap());
+        let (due, away): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.away).into_iter().partition(|(at, _)| *at <= self.now);
+        self.away = away;
+        due.into_iter().for_each(|(_, peer)| self.start(peer));
+        if self.coordinator.next_wake() <= self.now {
+            self.to_coordinator(coordinator::Input::Wake);
+        }
+        if self.driver.next_wake() <= self.now {
+            self.to_driver(driver::Input::Wake);
+        }
+        let late = self.workers.iter().filter(|(_, (worker, _))| worker.next_wake() <= self.now);
+        let late: Vec<PeerId> = late.map(|(&peer, _)| peer).collect();
+        late.into_iter().for_each(|peer| self.to_worker(peer, worker::Input::Wake));
+    }
+
+    fn start(&mut self, peer: PeerId) {
+        self.lives += 1;
+        let class = "naive".into();
+        let capability =
+            Capability { site: SiteId(0), speed: 1.0, memory_bytes: 1 << 40, link_bytes_per_s: 1e9, class };
+        let worker = Worker::new(peer, self.lives, capability, self.spec.clone(), self.now);
+        let (build, checkpoints) = (self.build.clone(), self.checkpoints.clone());
+        let host = Host::new(peer, build, checkpoints, self.spec.lots, self.run.train.keep);
+        self.workers.insert(peer, (worker, host));
+    }
+
+    fn kill(&mut self, peer: PeerId) {
+        if self.workers.remove(&peer).is_some() {
+            self.away.push((self.now + Span::s(2), peer));
+        }
+    }
+
+    fn deliver(&mut self, peer: PeerId, mut envelope: Envelope, tensor: Option<Arc<Tensor>>) {
+        if let Some((_, host)) = self.workers.get_mut(&peer) {
+            host.receive(&mut envelope, tensor);
+            self.to_worker(peer, worker::Input::Message(envelope));
+        }
+    }
+
+    fn to_worker(&mut self, peer: PeerId, input: worker::Input) {
+        let Some((worker, host)) = self.workers.get_mut(&peer) else { return };
+        let mut inputs = VecDeque::from([input]);
+        while let Some(input) = inputs.pop_front() {
+            let (mut commands, mut all_done) = (Vec::new(), Vec::new());
+            worker.handle(input, self.now, &mut commands);
+            for command in commands {
+                host.carry_out(command, &mut all_done).unwrap();
+            }
+            for done in all_done {
+                match done {
+                    Done::Send(envelope, tensor) => self.inbox.push_back((envelope, tensor)),
+                    Done::Tell(input) => {
+                        if let worker::Input::Applied(of) = &input {
+                            let truth = &self.truth[of.version.0 as usize];
+                            for (name, hash) in host.stage().unwrap().weight_hashes() {
+                                assert_eq!(truth[&name], hash, "{name} of version {}, {peer}", of.version.0);
+                            }
+                            self.compared += 1;
+                        }
+                        inputs.push_back(input);
+                    }
+                }
+            }
+        }
+    }
+
+    fn to_driver(&mut self, input: driver::Input) {
+        let mut out = Vec::new();
+        self.driver.handle(input, self.now, &mut out);
+        for driver::Command::Send(envelope) in out {
+            let tensor = match &envelope.body {
+                Body::Begin(work, _) => Some(self.contents(envelope.fence.step, work.microbatch)),
+                _ => None,
+            };
+            self.inbox.push_back((envelope, tensor));
+        }
+    }
+
+    fn contents(&self, step: Step, microbatch: Microbatch) -> Arc<Tensor> {
+        let TrainConfig { batch, microbatch: size, .. } = self.run.train;
+        let first = step.0 * u64::from(batch);
+        let from = u64::from(microbatch.0) * u64::from(size);
+        let to = (from + u64::from(size)).min(batch.into());
+        let mask = self.run.data.document_mask;
+        let (input, meta) = batch::training(&self.sampler, first + from..first + to, mask);
+        Arc::new(Tensor::Activation(input, meta))
+    }
+
+    fn to_coordinator(&mut self, input: coordinator::Input) {
+        let mut out = Vec::new();
+        self.coordinator.handle(input, self.now, &mut out);
+        self.coordinator_commands(out);
+    }
+
+    fn coordinator_commands(&mut self, commands: Vec<coordinator::Command>) {
+        for command in commands {
+            match command {
+                coordinator::Command::Send(envelope) => self.inbox.push_back((envelope, None)),
+                coordinator::Command::Append(number, _) => {
+                    self.to_coordinator(coordinator::Input::Journaled(number));
+                }
+                coordinator::Command::Conclude(number, step, summaries) => {
+                    let constants = self.constants(step, &summaries);
+                    self.to_coordinator(coordinator::Input::Concluded(number, constants));
+                }
+                coordinator::Command::Tell(_) => {}
+            }
+        }
+    }
+
+    fn constants(&self, step: Step, summaries: &[Vec<u8>]) -> Vec<u8> {
+        let read = |summary: &Vec<u8>| serde_json::from_slice::<Summary>(summary).unwrap();
+        let summaries: Vec<Summary> = summaries.iter().map(read).collect();
+        let tokens = summaries.last().unwrap().loss.tokens;
+        let squares: BTreeMap<String, f64> = summaries.into_iter().flat_map(|s| s.sums_of_squares).collect();
+        let norm = squares.values().sum::<f64>().sqrt() / tokens as f64;
+        let update = self.run.optimiser.update(step.0, self.run.train.steps, step.0, tokens, norm);
+        serde_json::to_vec(&Some(update)).unwrap()
+    }
+
+    fn train(&mut self, mut meanwhile: impl FnMut(&mut Swarm, u64)) {
+        for turn in 0..2_000_000 {
+            self.turn();
+            meanwhile(self, turn);
+            if self.coordinator.is_done() && self.inbox.is_empty() {
+                return;
+            }
+        }
+        panic!("it waits for {}", self.coordinator.why_waiting());
+    }
+}
+
+#[test]
+fn three_stages_on_six_peers_train_what_one_process_trains() {
+    let mut swarm = Swarm::new(run(), Reduce::Exact, 6);
+    swarm.train(|_, _| {});
+    assert_eq!(swarm.compared, 6 * swarm.run.train.steps);
+}
+
+#[test]
+fn whoever_is_killed_the_weights_are_those_of_one_process() {
+    for seed in 1..=4_u64 {
+        let mut swarm = Swarm::new(run(), Reduce::Exact, 6);
+        let mut random = seed;
+        let mut kills = 0;
+        swarm.train(|swarm, turn| {
+            if turn % 97 == 96 && kills < 20 {
+                random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                swarm.kill(PeerId((random >> 33) as u32 % 6));
+                kills += 1;
+            }
+        });
+        assert_eq!(kills, 20);
+        assert!(swarm.compared >= swarm.run.train.steps * 3);
+        let most = swarm.workers.values().map(|(_, host)| host.tensors()).max();
+        assert!(most < Some(200), "tensors of closed steps are dropped: {most:?}");
+    }
+}

@@ -32,7 +32,9 @@ fuzz_target!(|bytes: &[u8]| {
                 coordinator.handle(coordinator::Input::Message(envelope), now, &mut to_record);
                 coordinator.handle(coordinator::Input::Wake, now, &mut to_record);
             }
-            Address::Worker(_) => to_worker(&mut worker, worker::Input::Message(envelope), now),
+            Address::Worker(_) => {
+                to_worker(&mut worker, worker::Input::Message(envelope), now, first & 16 == 0)
+            }
             Address::Driver(_) => {
                 driver.handle(driver::Input::Message(envelope), now, &mut Vec::new());
                 driver.handle(driver::Input::Wake, now, &mut Vec::new());
@@ -40,18 +42,25 @@ fuzz_target!(|bytes: &[u8]| {
         }
         // The journal is quick; what the coordinator says after a record is safe may lead to another.
         while let Some(command) = to_record.pop() {
-            if let coordinator::Command::Append(number, _) = command {
-                records += 1;
-                assert!(records < 1 << 20, "the journal has no end");
-                coordinator.handle(coordinator::Input::Journaled(number), now, &mut to_record);
-            }
+            let done = match command {
+                coordinator::Command::Append(number, _) => {
+                    records += 1;
+                    assert!(records < 1 << 20, "the journal has no end");
+                    coordinator::Input::Journaled(number)
+                }
+                coordinator::Command::Conclude(number, ..) => {
+                    coordinator::Input::Concluded(number, (first & 8 == 0).then(Vec::new))
+                }
+                _ => continue,
+            };
+            coordinator.handle(done, now, &mut to_record);
         }
         assert!(!coordinator.why_waiting().is_empty());
     }
 });
 
-/// Hands an input to the worker, and does all that it wants done.
-fn to_worker(worker: &mut Worker, input: worker::Input, now: Time) {
+/// Hands an input to the worker, and does all that it wants done; its gradients may not be finite.
+fn to_worker(worker: &mut Worker, input: worker::Input, now: Time, finite: bool) {
     use worker::{Command, Input};
     let mut commands = Vec::new();
     worker.handle(input, now, &mut commands);
@@ -60,7 +69,8 @@ fn to_worker(worker: &mut Worker, input: worker::Input, now: Time) {
         let Some(command) = commands.pop() else { break };
         let done = match command {
             Command::Forward { job, .. } => Input::ForwardDone(job, Payload::default()),
-            Command::Backward(job, _) => Input::BackwardDone(job, Payload::default()),
+            Command::Backward(job, _) if finite => Input::BackwardDone(job, Payload::default()),
+            Command::Backward(job, _) => Input::NotFinite(job),
             Command::Sum(number, due) => Input::Summed(number, due.part, Payload::default()),
             Command::Prepare(number) => Input::Prepared(number, [0; 32], Vec::new()),
             Command::Apply(of, _) => Input::Applied(of),

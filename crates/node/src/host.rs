@@ -233,7 +233,7 @@ impl Host {
                 let (step, version) = (commit.step.0, of.version.0 - 1);
                 let update = match commit.skipped {
                     true => None,
-                    false => serde_json::from_slice(&commit.constants).map_err(|_| HostError::Kind)?,
+                    false => Some(serde_json::from_slice(&commit.constants).map_err(|_| HostError::Kind)?),
                 };
                 self.held()?.apply(&stage::Commit { step, version, update })?;
                 done.push(Done::Tell(Input::Applied(of)));

@@ -156,8 +156,8 @@ impl Swarm {
         if let Some((envelope, tensor)) = self.inbox.pop_front() {
             self.now = self.now + Span(100);
             match envelope.to {
-                Address::Coordinator => self.to_coordinator(coordinator::Input::Message(envelope)),
-                Address::Driver(_) => self.to_driver(driver::Input::Message(envelope)),
+                Address::Coordinator => self.tell_coordinator(coordinator::Input::Message(envelope)),
+                Address::Driver(_) => self.tell_driver(driver::Input::Message(envelope)),
                 Address::Worker(peer) => self.deliver(peer, envelope, tensor),
             }
             return;
@@ -171,14 +171,14 @@ impl Swarm {
         self.away = away;
         due.into_iter().for_each(|(_, peer)| self.start(peer));
         if self.coordinator.next_wake() <= self.now {
-            self.to_coordinator(coordinator::Input::Wake);
+            self.tell_coordinator(coordinator::Input::Wake);
         }
         if self.driver.next_wake() <= self.now {
-            self.to_driver(driver::Input::Wake);
+            self.tell_driver(driver::Input::Wake);
         }
         let late = self.workers.iter().filter(|(_, (worker, _))| worker.next_wake() <= self.now);
         let late: Vec<PeerId> = late.map(|(&peer, _)| peer).collect();
-        late.into_iter().for_each(|peer| self.to_worker(peer, worker::Input::Wake));
+        late.into_iter().for_each(|peer| self.tell_worker(peer, worker::Input::Wake));
     }
 
     fn start(&mut self, peer: PeerId) {
@@ -201,11 +201,11 @@ impl Swarm {
     fn deliver(&mut self, peer: PeerId, mut envelope: Envelope, tensor: Option<Arc<Tensor>>) {
         if let Some((_, host)) = self.workers.get_mut(&peer) {
             host.receive(&mut envelope, tensor);
-            self.to_worker(peer, worker::Input::Message(envelope));
+            self.tell_worker(peer, worker::Input::Message(envelope));
         }
     }
 
-    fn to_worker(&mut self, peer: PeerId, input: worker::Input) {
+    fn tell_worker(&mut self, peer: PeerId, input: worker::Input) {
         let Some((worker, host)) = self.workers.get_mut(&peer) else { return };
         let mut inputs = VecDeque::from([input]);
         while let Some(input) = inputs.pop_front() {
@@ -232,7 +232,7 @@ impl Swarm {
         }
     }
 
-    fn to_driver(&mut self, input: driver::Input) {
+    fn tell_driver(&mut self, input: driver::Input) {
         let mut out = Vec::new();
         self.driver.handle(input, self.now, &mut out);
         for driver::Command::Send(envelope) in out {
@@ -254,7 +254,7 @@ impl Swarm {
         Arc::new(Tensor::Activation(input, meta))
     }
 
-    fn to_coordinator(&mut self, input: coordinator::Input) {
+    fn tell_coordinator(&mut self, input: coordinator::Input) {
         let mut out = Vec::new();
         self.coordinator.handle(input, self.now, &mut out);
         self.coordinator_commands(out);
@@ -265,25 +265,25 @@ impl Swarm {
             match command {
                 coordinator::Command::Send(envelope) => self.inbox.push_back((envelope, None)),
                 coordinator::Command::Append(number, _) => {
-                    self.to_coordinator(coordinator::Input::Journaled(number));
+                    self.tell_coordinator(coordinator::Input::Journaled(number));
                 }
                 coordinator::Command::Conclude(number, step, summaries) => {
                     let constants = self.constants(step, &summaries);
-                    self.to_coordinator(coordinator::Input::Concluded(number, constants));
+                    self.tell_coordinator(coordinator::Input::Concluded(number, constants));
                 }
                 coordinator::Command::Tell(_) => {}
             }
         }
     }
 
-    fn constants(&self, step: Step, summaries: &[Vec<u8>]) -> Vec<u8> {
+    fn constants(&self, step: Step, summaries: &[Vec<u8>]) -> Option<Vec<u8>> {
         let read = |summary: &Vec<u8>| serde_json::from_slice::<Summary>(summary).unwrap();
         let summaries: Vec<Summary> = summaries.iter().map(read).collect();
         let tokens = summaries.last().unwrap().loss.tokens;
         let squares: BTreeMap<String, f64> = summaries.into_iter().flat_map(|s| s.sums_of_squares).collect();
         let norm = squares.values().sum::<f64>().sqrt() / tokens as f64;
         let update = self.run.optimiser.update(step.0, self.run.train.steps, step.0, tokens, norm);
-        serde_json::to_vec(&Some(update)).unwrap()
+        norm.is_finite().then(|| serde_json::to_vec(&update).unwrap())
     }
 
     fn train(&mut self, mut meanwhile: impl FnMut(&mut Swarm, u64)) {

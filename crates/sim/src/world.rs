@@ -397,7 +397,7 @@ impl World {
                     let book = self.coordinator.machine.as_ref().map(Coordinator::journal);
                     let settings = book.and_then(|book| book.amendment(step));
                     let constants = self.toy.amended(constants, settings);
-                    let input = coordinator::Input::Concluded(number, constants.to_le_bytes().to_vec());
+                    let input = coordinator::Input::Concluded(number, Some(constants.to_le_bytes().to_vec()));
                     self.heap.push(self.now + 100, Event::Coordinator(life, input));
                 }
                 coordinator::Command::Tell(what) => self.tell(what),

@@ -309,3 +309,46 @@ fn a_peer_that_was_quarantined_is_let_in_again_when_the_operator_says_so() {
     let after = &told[quarantined.expect("it was quarantined")..];
     assert!(says(after, "peer 4 joins"), "{after:?}");
 }
+
+#[test]
+fn a_coordinator_that_dies_while_it_quarantines_a_peer_does_not_take_it_back() {
+    let mut scenario = with(Fault::Spoil { peer: PeerId(4), results: 100_000 }, 700_000);
+    scenario.spec.steps = Step(12);
+    let quarantined = |told: &[String]| {
+        let line =
+            told.iter().find(|line| line.contains("peer 4 is quarantined")).expect("it is quarantined");
+        line.split_once(' ').and_then(|(at, _)| at.parse::<u64>().ok()).expect("told with its time")
+    };
+    let at = quarantined(&run(&scenario).1);
+    for torn_record_survives in [false, true] {
+        let mut scenario = scenario.clone();
+        let fault = Fault::KillCoordinator { back_after_us: 300_000, torn_record_survives };
+        scenario.faults.push((at + 1_000, fault));
+        let (outcome, told) = run(&scenario);
+        assert_eq!((outcome.step, outcome.rollbacks), (12, 0), "{told:?}");
+        // If the record is lost with it, the peer is found out once more; otherwise it is no member any more.
+        let found_out = told.iter().filter(|line| line.contains("peer 4 is quarantined")).count();
+        assert_eq!(found_out, if torn_record_survives { 1 } else { 2 }, "{told:?}");
+    }
+}
+
+#[test]
+fn what_is_not_finite_is_believed_of_one_peer_if_no_other_can_be_reached() {
+    let mut scenario = Scenario::small(9, 2, 2);
+    scenario.poison = Some((Step(2), Microbatch(5)));
+    for first in [0, 2] {
+        scenario.faults.push((0, Fault::CutEdge { a: PeerId(first), b: PeerId(1), for_us: 200 * SECOND }));
+    }
+    let (outcome, told) = run(&scenario);
+    assert!(outcome.done_us < 60 * SECOND, "{} s: {told:?}", outcome.done_us / SECOND);
+}
+
+#[test]
+fn a_peer_that_reaches_nobody_in_the_next_stage_is_passed_by() {
+    let mut scenario = Scenario::small(9, 2, 2);
+    for next in [1, 3] {
+        scenario.faults.push((0, Fault::CutEdge { a: PeerId(0), b: PeerId(next), for_us: 200 * SECOND }));
+    }
+    let (outcome, told) = run(&scenario);
+    assert!(outcome.done_us < 60 * SECOND, "{} s: {told:?}", outcome.done_us / SECOND);
+}

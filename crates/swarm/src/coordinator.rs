@@ -39,8 +39,8 @@ pub enum Input {
     Wake,
     /// The record of this number is safe, and all before it.
     Journaled(u64),
-    /// The constants of a commit that was asked for.
-    Concluded(u64, Vec<u8>),
+    /// The constants of a commit that was asked for; none if the reduced gradient is not finite.
+    Concluded(u64, Option<Vec<u8>>),
     /// The operator wants something.
     Operator(Order),
 }
@@ -295,6 +295,9 @@ impl Coordinator {
                 out.push(Command::Tell(format!("settings of {} bytes are more than {most}", settings.len())));
             }
             Order::Amend(settings) => self.append(Record::Amended(self.book.step.next(), settings), out),
+            Order::Forgive(peer) if !self.is_quarantined(peer) => {
+                out.push(Command::Tell(format!("{peer} is not quarantined")));
+            }
             Order::Forgive(peer) => self.append(Record::Quarantined(peer, false), out),
         }
     }

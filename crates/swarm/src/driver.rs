@@ -8,7 +8,7 @@
 //! lack.
 //!
 //! A driver counts nothing: whose sum of a lot is taken is the ledger's business. The worst that a driver can
-//! do is to waste work.
+//! do is to waste work, and, since it hands out the data, to give wrong data.
 
 mod launching;
 mod lot;
@@ -399,7 +399,7 @@ impl Driver {
         let unsealed = run.finished.is_some_and(|finished| finished + linger(&self.spec, run) <= now);
         if let Some(flight) = late {
             self.blame(at, flight);
-            self.reroute(at, flight.stage, out);
+            self.reroute(at, self.whom_to_replace(at, flight), out);
         } else if unsealed {
             // All came back, and yet somebody has not sealed: have the wanted stages done once more.
             let wanted: Vec<StageId> =

@@ -13,6 +13,8 @@ use crate::message::Capability;
 /// The end of a step, the same for every stage and replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Commit {
+    /// Whose it is: a coordinator adopts only those of earlier terms than its own.
+    pub term: Term,
     /// The history.
     pub epoch: Epoch,
     /// The step: applied to the version of that number, it makes the next.
@@ -61,7 +63,7 @@ pub enum Record {
     Amended(Step, Vec<u8>),
     /// The run was paused, or resumed.
     Paused(bool),
-    /// A peer computes wrongly, and is not let in again; or it is forgiven.
+    /// A peer computes wrongly: it is no member any more, and not let in again; or it is forgiven.
     Quarantined(PeerId, bool),
 }
 
@@ -135,7 +137,10 @@ impl JournalState {
                 self.amendments.insert(*from, settings.clone());
             }
             Record::Paused(paused) => self.paused = *paused,
-            Record::Quarantined(peer, true) => drop(self.quarantined.insert(*peer)),
+            Record::Quarantined(peer, true) => {
+                self.members.remove(peer);
+                self.quarantined.insert(*peer);
+            }
             Record::Quarantined(peer, false) => drop(self.quarantined.remove(peer)),
         }
     }

@@ -127,7 +127,7 @@ pub enum Body {
     Gradient(Work, Payload),
     /// Worker → driver: my part of this is done.
     Progress(Progress),
-    /// Worker → driver: I cannot take this now.
+    /// Worker → driver: I have no result of this.
     Declined(Declined),
     /// Driver → worker: this grant is void; drop the lot whole unless it is sealed.
     Revoke {
@@ -388,6 +388,8 @@ pub struct NotFinite {
     pub microbatch: Microbatch,
     /// How often it was computed.
     pub times: u32,
+    /// Whether it was to be folded, and not only passed on.
+    pub granted: bool,
 }
 
 /// One microbatch on its way through the pipeline.

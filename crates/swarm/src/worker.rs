@@ -52,8 +52,8 @@ pub struct Worker {
     jobs: Jobs,
     /// A book for each open step of which anything was granted.
     books: BTreeMap<Step, Book>,
-    /// What we computed and is not finite, with how often.
-    not_finite: BTreeMap<Key, u32>,
+    /// What we computed and is not finite.
+    not_finite: BTreeMap<Key, NotFinite>,
     reduction: Option<Reduction>,
     reduce_time: Estimate,
     away_time: Estimate,

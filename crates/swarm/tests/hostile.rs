@@ -136,6 +136,7 @@ fn body() -> impl Strategy<Value = Body> {
         },
     );
     let commit = (0u64..3, 0u64..3, any::<bool>()).prop_map(|(epoch, step, skipped)| Commit {
+        term: Term(0),
         epoch: Epoch(epoch),
         step: Step(step),
         constants: Vec::new(),
@@ -202,7 +203,12 @@ fn body() -> impl Strategy<Value = Body> {
         }),
         (stage(), 0u64..3, any::<u32>(), any::<u32>()).prop_map(|(stage, step, lot, microbatch)| {
             let at = LotOf { step: Step(step), lot: Lot(lot % 5) };
-            let of = vec![NotFinite { at, microbatch: Microbatch(microbatch % 9), times: 2 }];
+            let of = vec![NotFinite {
+                at,
+                microbatch: Microbatch(microbatch % 9),
+                times: lot % 3,
+                granted: lot % 2 == 0,
+            }];
             Body::NotFinite { stage, of }
         }),
         stage().prop_map(|stage| Body::Stuck { stage, on: PeerId(1), certain: true }),

@@ -62,7 +62,15 @@ mod tests {
     fn the_last_holder_may_not_move_and_one_of_two_may() {
         let mut invariant = NeverEmptied::default();
         let (constants, digests, savers) = (Vec::new(), Vec::new(), Vec::new());
-        let commit = Commit { epoch: Epoch(1), step: Step(0), constants, digests, savers, skipped: false };
+        let commit = Commit {
+            term: Term(1),
+            epoch: Epoch(1),
+            step: Step(0),
+            constants,
+            digests,
+            savers,
+            skipped: false,
+        };
         for record in [placed(1, 0), placed(2, 0), placed(3, 1), Record::Commit(commit.into())] {
             assert_eq!(invariant.observe(Fact::Journaled(&record)), Ok(()));
         }

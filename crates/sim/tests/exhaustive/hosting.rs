@@ -168,8 +168,15 @@ impl State {
         self.pend(index, worker::Input::Prepared(number, digest, summary));
         if sabotage == Some(Sabotage::ApplyAtPrepare) {
             let (epoch, step) = (self.journal.book.epoch, self.journal.book.step);
-            let commit =
-                Commit { epoch, step, constants: vec![], digests: vec![], savers: vec![], skipped: false };
+            let commit = Commit {
+                term: Term(1),
+                epoch,
+                step,
+                constants: vec![],
+                digests: vec![],
+                savers: vec![],
+                skipped: false,
+            };
             let of = StateOf { stage: number.stage, epoch, version: step.next() };
             return self.apply(index, of, Arc::new(commit));
         }

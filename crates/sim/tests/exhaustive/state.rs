@@ -250,7 +250,7 @@ impl State {
             Choice::Synced => self.synced(),
             Choice::Concluded => {
                 if let Some((number, constants)) = self.concluded.pop_front() {
-                    self.coordinator_input(coordinator::Input::Concluded(number, constants));
+                    self.coordinator_input(coordinator::Input::Concluded(number, Some(constants)));
                 }
                 Ok(())
             }

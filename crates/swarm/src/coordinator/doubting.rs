@@ -2,19 +2,31 @@
 //! first one computes wrongly, and is quarantined by name; if not, the data is at fault, and every stage skips the
 //! update.
 //!
-//! The claim and the seal that refutes it come from the workers themselves, so no driver can have anybody
-//! quarantined. Where a stage has a single holder there is nobody to compare with: the same result twice is believed.
+//! Both the claim and the seal that refutes it come from workers. What this cannot see: a peer whose results are
+//! finite and wrong, and make another's overflow. Hosts refuse what is not finite when it arrives, so that much is
+//! always blamed on its maker.
 
 use std::collections::BTreeMap;
 
-use crate::coordinator::{Closing, Command, Coordinator};
+use crate::coordinator::{Command, Coordinator};
 use crate::ids::*;
 use crate::journal::{Commit, Record};
 use crate::message::*;
 use crate::refusal::Refusal;
 
+/// How often one peer must find the same if no other can be asked.
+const ALONE: u32 = 2;
+/// The same where others hold the stage too, but for some reason have not computed it either.
+const IN_VAIN: u32 = 4;
+
 /// By stage, lot and microbatch: who found it not finite, and how often.
 pub(super) type Doubts = BTreeMap<(StageId, Lot, Microbatch), BTreeMap<PeerId, u32>>;
+
+/// Whether two peers found a microbatch of this lot not finite.
+pub(super) fn is_believed(doubts: &Doubts, stage: StageId, lot: Lot) -> bool {
+    let of_lot = doubts.range((stage, lot, Microbatch(0))..=(stage, lot, Microbatch(u32::MAX)));
+    of_lot.into_iter().any(|(_, claims)| claims.len() > 1)
+}
 
 impl Coordinator {
     pub(super) fn on_not_finite(
@@ -32,21 +44,33 @@ impl Coordinator {
         if member.is_none_or(|member| !member.is_active() || member.stage != Some(stage)) {
             return self.refusals.count(Refusal::OtherStage);
         }
-        let lots = self.spec.lots;
-        let sound = of.iter().filter(|of| lots.contains(of.at.lot, of.microbatch));
-        for &NotFinite { at, microbatch, times } in sound {
+        let mut refuted = None;
+        for &NotFinite { at, microbatch, times, granted } in of {
+            if !self.spec.lots.contains(at.lot, microbatch) {
+                self.refusals.count(Refusal::Nonsense);
+                continue;
+            }
             let Some(open) = self.open_step(at.step) else {
                 self.refusals.count(Refusal::OldStep);
                 continue;
             };
             match open.ledger.holder(stage, at.lot) {
+                // Who only passes a lot on that another holds is not asked for it again; that is all.
+                Some(other) if other != peer => refuted = refuted.or(granted.then_some((at, other))),
+                // It has computed it once more since, or cannot do again what it did before.
+                Some(_) if times < ALONE => {}
+                Some(_) => {
+                    let step = at.step;
+                    self.on_lost(peer, Fence { step, ..fence }, stage, &[at], out);
+                }
                 None => {
                     let claims = open.doubts.entry((stage, at.lot, microbatch)).or_default();
                     claims.insert(peer, times);
                 }
-                Some(other) if other != peer => return self.quarantine(peer, at, stage, other, out),
-                Some(_) => {} // It has computed it once more since.
             }
+        }
+        if let Some((at, other)) = refuted {
+            self.quarantine(peer, at, stage, other, out);
         }
         self.advance(out);
     }
@@ -72,13 +96,24 @@ impl Coordinator {
         other: PeerId,
         out: &mut Vec<Command>,
     ) {
-        if self.is_quarantined(peer) {
-            return;
-        }
         let LotOf { step, lot } = at;
         let why = format!("its result of {lot} in {step}, {stage} was not finite, that of {other} is");
+        let spare = |(of, member): (&PeerId, &super::Member)| {
+            *of != peer && member.is_whole() && member.stage == Some(stage)
+        };
+        if !self.members.iter().any(spare) {
+            // Without it the whole run would roll back. It will be found out again.
+            out.push(Command::Tell(format!("{peer} computes wrongly, and nobody can replace it: {why}")));
+            return;
+        }
         out.push(Command::Tell(format!("{peer} is quarantined, for it computes wrongly: {why}")));
         self.append(Record::Quarantined(peer, true), out);
+        for open in &mut self.steps {
+            open.doubts.retain(|_, claims| {
+                claims.remove(&peer);
+                !claims.is_empty()
+            });
+        }
         self.remove(peer, &why, out);
     }
 
@@ -97,26 +132,33 @@ impl Coordinator {
         // A step that is reduced is closed after all have applied the one before it; so is one that is not.
         let now_at = (self.book.epoch, self.book.step);
         let applied = || self.members.values().all(|member| !member.is_whole() || member.version == now_at);
-        let may = |_: &_| self.closing != Closing::Journaling && applied();
-        let Some((&(stage, _, microbatch), claims)) = found.filter(may) else { return false };
+        let Some((&(stage, _, microbatch), claims)) = found.filter(|_| applied()) else { return false };
         let peers: Vec<String> = claims.keys().map(PeerId::to_string).collect();
-        let (epoch, step) = now_at;
-        let by = peers.join(", ");
+        let ((epoch, step), by, term) = (now_at, peers.join(", "), self.term);
         out.push(Command::Tell(format!(
             "{step}: {microbatch} is not finite in {stage}, as {by} found: the update is skipped"
         )));
         let (constants, digests, savers) = (Vec::new(), Vec::new(), self.savers());
-        self.commit(Commit { epoch, step, constants, digests, savers, skipped: true }, out);
+        self.commit(Commit { term, epoch, step, constants, digests, savers, skipped: true }, out);
         true
     }
 
-    /// Whether two peers found the same, or one did twice and no other can compute the open step.
+    /// Whether two peers found the same, or one did so often enough.
     fn agree(&self, stage: StageId, claims: &BTreeMap<PeerId, u32>) -> bool {
         let other = |(peer, member): (&PeerId, &super::Member)| {
             let holds = member.is_active() && member.stage == Some(stage);
             holds && member.since() <= self.book.step && !claims.contains_key(peer)
         };
-        let twice = || claims.values().any(|&times| times > 1);
-        claims.len() > 1 || (twice() && !self.members.iter().any(other))
+        let alone = || !self.members.iter().any(other);
+        let times = claims.values().copied().max().unwrap_or(0);
+        claims.len() > 1 || times >= IN_VAIN || (times >= ALONE && alone())
+    }
+
+    /// What nobody is sure of yet.
+    pub(super) fn why_in_doubt(&self) -> Option<String> {
+        let (&(stage, _, microbatch), claims) = self.steps[0].doubts.first_key_value()?;
+        let by: Vec<String> = claims.keys().map(PeerId::to_string).collect();
+        let by = by.join(", ");
+        Some(format!("{stage}: {by} found {microbatch} not finite, another is to compute it too"))
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::coordinator::doubting::is_believed;
 use crate::coordinator::members::Phase;
 use crate::coordinator::{Closing, Command, Coordinator};
 use crate::ids::*;
@@ -77,7 +78,8 @@ impl Coordinator {
                 self.refusals.count(Refusal::OldStep);
                 continue;
             };
-            if open.ledger.seal(stage, at.lot, peer) {
+            // Where two found it not finite, a third that did not is not believed.
+            if !is_believed(&open.doubts, stage, at.lot) && open.ledger.seal(stage, at.lot, peer) {
                 accepted.push(at);
             } else {
                 refused.push(at);
@@ -366,17 +368,22 @@ impl Coordinator {
         self.appended.values().any(|record| matches!(record, Record::Amended(..)))
     }
 
-    pub(super) fn on_concluded(&mut self, number: u64, constants: Vec<u8>, out: &mut Vec<Command>) {
+    pub(super) fn on_concluded(&mut self, number: u64, constants: Option<Vec<u8>>, out: &mut Vec<Command>) {
         let (epoch, step) = (self.book.epoch, self.book.step);
         if number != self.conclusions
             || self.closing != Closing::Concluding
-            || constants.len() > MAX_SUMMARY_BYTES
+            || constants.as_ref().is_some_and(|constants| constants.len() > MAX_SUMMARY_BYTES)
         {
             return self.refusals.count(Refusal::Unasked);
         }
         let Some(prepared) = self.all_prepared() else { return };
         let digests = prepared.into_iter().map(|(digest, _)| digest).collect();
-        self.commit(Commit { epoch, step, constants, digests, savers: self.savers(), skipped: false }, out);
+        let skipped = constants.is_none();
+        if skipped {
+            out.push(Command::Tell(format!("{step}: the sum is not finite: the update is skipped")));
+        }
+        let (term, constants, savers) = (self.term, constants.unwrap_or_default(), self.savers());
+        self.commit(Commit { term, epoch, step, constants, digests, savers, skipped }, out);
     }
 
     /// Closes the step: from here on only the journal can stop it.

@@ -241,6 +241,12 @@ impl Coordinator {
         if commit.epoch != self.book.epoch || commit.step < self.book.step {
             return false;
         }
+        // What our own term commits is in our journal before anybody hears of it; and who knows a commit has applied it.
+        let version = self.members.get(&peer).map(|member| member.version);
+        if commit.term >= self.term || version != Some((commit.epoch, commit.step.next())) {
+            self.refusals.count(Refusal::Nonsense);
+            return false;
+        }
         if self.closing == Closing::Journaling {
             return true;
         }

@@ -57,7 +57,7 @@ impl Coordinator {
     }
 
     fn why_stages_wait(&self) -> String {
-        let mut reasons = Vec::new();
+        let mut reasons: Vec<String> = self.why_in_doubt().into_iter().collect();
         for stage in (0..self.spec.stages).map(StageId) {
             let life = &self.lives[stage.0 as usize];
             let open = self.steps[0].ledger.open_lots(stage);

@@ -130,8 +130,13 @@ impl Worker {
         if let Some((job, _)) = self.jobs.done(id, now) {
             self.jobs.remove(job.key());
             out.push(Command::Forget(id));
-            *self.not_finite.entry(job.key()).or_default() += 1;
-            self.send_not_finite(out);
+            let Key { at, microbatch } = job.key();
+            let new = NotFinite { at, microbatch, times: 0, granted: false };
+            let claim = self.not_finite.entry(job.key()).or_insert(new);
+            claim.times = claim.times.saturating_add(1);
+            claim.granted |= job.grant.is_some();
+            let claim = *claim;
+            self.tell_not_finite(vec![claim], out);
             self.decline(&job.work, job.fence, Decline::NotFinite, out);
         }
         out.push(Command::Discard(id));
@@ -140,8 +145,10 @@ impl Worker {
 
     /// Tells the coordinator of all that was not finite, until its step is closed.
     pub(super) fn send_not_finite(&mut self, out: &mut Vec<Command>) {
-        let of = |(&Key { at, microbatch }, &times): (&Key, &u32)| NotFinite { at, microbatch, times };
-        let of: Vec<NotFinite> = self.not_finite.iter().map(of).collect();
+        self.tell_not_finite(self.not_finite.values().copied().collect(), out);
+    }
+
+    fn tell_not_finite(&mut self, of: Vec<NotFinite>, out: &mut Vec<Command>) {
         if let Some(stage) = self.stage.filter(|_| !of.is_empty()) {
             self.tell_coordinator(Attempt(0), Body::NotFinite { stage, of }, out);
         }

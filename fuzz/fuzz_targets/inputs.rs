@@ -68,6 +68,7 @@ fn to_worker(worker: &mut Worker, input: worker::Input, now: Time, finite: bool)
     for _ in 0..256 {
         let Some(command) = commands.pop() else { break };
         let done = match command {
+            Command::Forward { microbatch: Microbatch(2), job, .. } if !finite => Input::Failed(job),
             Command::Forward { job, .. } => Input::ForwardDone(job, Payload::default()),
             Command::Backward(job, _) if finite => Input::BackwardDone(job, Payload::default()),
             Command::Backward(job, _) => Input::NotFinite(job),

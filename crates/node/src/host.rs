@@ -160,9 +160,21 @@ impl Host {
         }
     }
 
-    /// Carries out a command. An error changes nothing that counts: the work is not done, and whoever waits for it
-    /// will have it done elsewhere.
+    /// Carries out a command. An error changes nothing that counts: what was to be computed is said to have failed,
+    /// and is done elsewhere; anything else is asked for again by whoever waits for it.
     pub fn carry_out(&mut self, command: Command, done: &mut Vec<Done>) -> Result<(), HostError> {
+        let job = match command {
+            Command::Forward { job, .. } | Command::Backward(job, _) => Some(job),
+            _ => None,
+        };
+        let result = self.try_to(command, done);
+        if let (Err(_), Some(job)) = (&result, job) {
+            done.push(Done::Tell(Input::Failed(job)));
+        }
+        result
+    }
+
+    fn try_to(&mut self, command: Command, done: &mut Vec<Done>) -> Result<(), HostError> {
         match command {
             Command::Send(envelope) => {
                 let tensor = envelope.payload().and_then(|payload| self.tensor(payload));
@@ -500,4 +512,38 @@ pub enum HostError {
     /// The stage refused.
     #[error(transparent)]
     Stage(#[from] StageError),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nothing;
+
+    impl Checkpoints for Nothing {
+        fn save(&self, _: StateOf, _: Vec<Vec<u8>>) {}
+
+        fn load(&self, _: StageId, _: Step) -> Option<Vec<Vec<u8>>> {
+            None
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_computed_has_failed_and_the_device_is_free() {
+        let build: Build = Arc::new(|_| unreachable!("no state is loaded here"));
+        let lots = Lots { microbatches: 1, lots: 1 };
+        let mut host = Host::new(PeerId(0), build, Arc::new(Nothing), lots, Keep::All);
+        let (job, step, microbatch) = (JobId(7), Step(0), Microbatch(0));
+        for command in [
+            Command::Forward { job, step, weights: step, microbatch, input: Payload { handle: 3, bytes: 9 } },
+            Command::Backward(job, None),
+        ] {
+            let mut done = Vec::new();
+            assert!(matches!(host.carry_out(command, &mut done), Err(HostError::Gone)));
+            assert!(matches!(done[..], [Done::Tell(Input::Failed(JobId(7)))]), "{done:?}");
+        }
+        let state = StateOf { stage: StageId(0), epoch: Epoch(1), version: Step(4) };
+        let load = Command::Load { of: state, from: LoadFrom::Checkpoint };
+        assert!(host.carry_out(load, &mut Vec::new()).is_err(), "there is no such checkpoint");
+    }
 }

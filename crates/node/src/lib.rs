@@ -1,7 +1,8 @@
-//! A peer as a process: what happens in it, written down.
+//! A peer as a process: where the swarm's decisions meet the model.
 //!
-//! So far this crate holds the event log ([`events`]): one typed event a line, appended with one write, valid
-//! to the last whole line after any crash. The driver of the swarm's state machines will live here too.
+//! So far it holds the worker's host ([`host`]), which carries out what the state machine of a worker wants done with
+//! a real stage, and the event log ([`events`]): one typed event a line, appended with one write, valid to the last
+//! whole line after any crash. The loop that feeds the machines from a network will live here too.
 //!
 //! ```
 //! use starling_node::events::{self, Event, EventLog};

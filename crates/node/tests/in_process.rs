@@ -324,3 +324,21 @@ fn whoever_is_killed_the_weights_are_those_of_one_process() {
         assert!(most < Some(200), "tensors of closed steps are dropped: {most:?}");
     }
 }
+
+#[test]
+fn a_stage_that_loses_all_its_holders_goes_on_from_its_checkpoint_with_the_same_weights() {
+    let mut swarm = Swarm::new(run(), Reduce::Exact, 6);
+    let mut killed = 0;
+    swarm.train(|swarm, turn| {
+        if turn == 1_200 {
+            let holds = |worker: &Worker| worker.stage() == Some(StageId(1));
+            let holders = swarm.workers.iter().filter(|(_, (worker, _))| holds(worker));
+            let holders: Vec<PeerId> = holders.map(|(&peer, _)| peer).collect();
+            assert!(swarm.coordinator.journal().step > Step(2), "there is a checkpoint to go back to");
+            killed = holders.len();
+            holders.into_iter().for_each(|peer| swarm.kill(peer));
+        }
+    });
+    assert_eq!(killed, 2);
+    assert!(swarm.coordinator.journal().epoch > Epoch(1), "everybody went back");
+}

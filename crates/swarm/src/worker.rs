@@ -125,6 +125,7 @@ impl Worker {
             Input::ForwardDone(job, output) => self.on_forward_done(job, output, now, out),
             Input::BackwardDone(job, gradient) => self.on_backward_done(job, gradient, now, out),
             Input::NotFinite(job) => self.on_not_finite(job, now, out),
+            Input::Failed(job) => self.on_failed(job, now, out),
             Input::Summed(number, part, payload) => self.on_summed(number, part, payload, out),
             Input::Prepared(number, digest, summary) => self.on_prepared(number, digest, summary, now, out),
             Input::Applied(of) => self.on_applied(of, now, out),

@@ -125,6 +125,16 @@ impl Worker {
         self.compute(now, out);
     }
 
+    /// The host could not compute it: the driver is to have it done elsewhere.
+    pub(super) fn on_failed(&mut self, id: JobId, now: Time, out: &mut Vec<Command>) {
+        if let Some((job, _)) = self.jobs.done(id, now) {
+            self.jobs.remove(job.key());
+            out.push(Command::Forget(id));
+            self.decline(&job.work, job.fence, Decline::NotHere, out);
+        }
+        self.compute(now, out);
+    }
+
     /// What was computed is not finite. Whether that is the data's fault or ours, another's result will tell.
     pub(super) fn on_not_finite(&mut self, id: JobId, now: Time, out: &mut Vec<Command>) {
         if let Some((job, _)) = self.jobs.done(id, now) {

@@ -26,6 +26,8 @@ pub enum Input {
     BackwardDone(JobId, Payload),
     /// What was computed is not finite: the output, or a gradient.
     NotFinite(JobId),
+    /// It could not be computed here: what it needs is gone, or makes no sense.
+    Failed(JobId),
     /// A part was added up.
     Summed(ReduceNo, u32, Payload),
     /// The reduced gradient was looked at.

@@ -148,6 +148,7 @@ enum What {
     Straggle { peer: u32, factor: u32, r#for: Time },
     SlowDisk { sync: Time, r#for: Time },
     Preempt { peer: u32, notice: Time },
+    Spoil { peer: u32, results: u32 },
 }
 
 fn one() -> u64 {
@@ -359,6 +360,7 @@ impl File {
                 Fault::Straggle { peer: peer(who)?, factor: factor.max(1), for_us: r#for.us() }
             }
             What::SlowDisk { sync, r#for } => Fault::SlowDisk { sync_us: sync.us(), for_us: r#for.us() },
+            What::Spoil { peer: who, results } => Fault::Spoil { peer: peer(who)?, results },
             What::Preempt { peer: who, notice } => {
                 Fault::Preempt { peer: peer(who)?, notice_us: notice.us() }
             }

@@ -136,14 +136,17 @@ impl Driver {
         self.bad_edges.insert((before, peer), self.now + avoid);
     }
 
-    /// The stage that is late, or, if its sender has lately reached nobody there, the sender's.
+    /// The stage that is late, or, if that is not the first time and its sender has lately reached nobody there, the
+    /// sender's.
     pub(super) fn whom_to_replace(&self, at: LotOf, flight: Flight) -> StageId {
         let Some(run) = self.lots.get(&at) else { return flight.stage };
         let sender = self.sender_to(run, flight);
         let stage = |hop: &Hop| Address::Worker(hop.peer) == sender;
         let reaches = |peer, _| !self.bad_edges.contains_key(&(sender, peer));
         match run.route.iter().position(stage) {
-            Some(before) if !self.wirings[flight.stage.0 as usize].any(reaches) => StageId(before as u16),
+            Some(before) if run.retries > 0 && !self.wirings[flight.stage.0 as usize].any(reaches) => {
+                StageId(before as u16)
+            }
             _ => flight.stage,
         }
     }

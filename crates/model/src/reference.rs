@@ -13,7 +13,7 @@ use crate::checkpoint::{Checkpoint, RestoreError};
 use crate::lots::Lots;
 use crate::pipeline::{self, BuildError, Stages, weights_hash};
 use crate::reduce::{ReduceError, reduce_piece, settle_shared};
-use crate::run::{Run, TrainConfig};
+use crate::run::Run;
 use crate::stage::{Commit, Folded, Input, Loss, Meta, Microbatch, Output, Reduction, Stage, StageError};
 
 /// A model in training, in one process.
@@ -101,13 +101,9 @@ impl Reference {
         Ok(loss)
     }
 
-    /// The samples of a microbatch: numbered through the whole run, so that their contents are fixed.
     fn contents(&self, microbatch: Microbatch) -> (Input, Meta) {
-        let TrainConfig { batch, microbatch: size, .. } = self.run.train;
-        let first = microbatch.step * u64::from(batch);
-        let from = u64::from(microbatch.index) * u64::from(size);
-        let to = (from + u64::from(size)).min(batch.into());
-        batch::training(&self.sampler, first + from..first + to, self.run.data.document_mask)
+        let samples = self.run.train.samples(microbatch.step, microbatch.index);
+        batch::training(&self.sampler, samples, self.run.data.document_mask)
     }
 
     /// Sums each stage's lots in the fixed tree, then parameters that have several uses.

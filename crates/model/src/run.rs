@@ -2,6 +2,8 @@
 
 mod file;
 
+use std::ops::Range;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use starling_corpus::{DataConfig, Problem};
@@ -76,6 +78,13 @@ impl Default for TrainConfig {
 }
 
 impl TrainConfig {
+    /// The samples of a microbatch: numbered through the whole run, so that their contents are fixed.
+    pub fn samples(&self, step: u64, microbatch: u32) -> Range<u64> {
+        let (batch, size) = (u64::from(self.batch), u64::from(self.microbatch));
+        let from = u64::from(microbatch) * size;
+        step * batch + from..step * batch + (from + size).min(batch)
+    }
+
     /// The lots of a step.
     pub fn lots(&self) -> Lots {
         let microbatches = self.batch.div_ceil(self.microbatch);

@@ -245,12 +245,8 @@ impl Swarm {
     }
 
     fn contents(&self, step: Step, microbatch: Microbatch) -> Arc<Tensor> {
-        let TrainConfig { batch, microbatch: size, .. } = self.run.train;
-        let first = step.0 * u64::from(batch);
-        let from = u64::from(microbatch.0) * u64::from(size);
-        let to = (from + u64::from(size)).min(batch.into());
-        let mask = self.run.data.document_mask;
-        let (input, meta) = batch::training(&self.sampler, first + from..first + to, mask);
+        let (samples, mask) = (self.run.train.samples(step.0, microbatch.0), self.run.data.document_mask);
+        let (input, meta) = batch::training(&self.sampler, samples, mask);
         Arc::new(Tensor::Activation(input, meta))
     }
 

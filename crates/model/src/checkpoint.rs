@@ -6,7 +6,7 @@
 
 mod files;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::TensorView;
@@ -100,65 +100,144 @@ pub struct Progress {
 /// Writes the state of all stages as `folder/step-N`, then removes what `keep` says is old.
 pub fn save(folder: &Path, progress: &Progress, stages: &[Box<dyn Stage>]) -> Result<PathBuf, SaveError> {
     let step = stages.first().map_or(0, |stage| stage.version());
-    let target = folder.join(files::name(step));
-    let aside = files::Aside::new(folder, step)?;
-    let mut entries = Vec::new();
-    let mut written = std::collections::BTreeSet::new();
+    let mut draft = Draft::new(folder, step)?;
+    let mut written = BTreeSet::new();
     for (number, stage) in stages.iter().enumerate() {
-        let name = format!("stage-{number}.safetensors");
-        let bytes = stage_file(&**stage, &mut written)?;
-        aside.write(&name, &bytes)?;
-        let blake3 = blake3::hash(&bytes).to_hex().to_string();
-        entries.push(FileEntry { name, bytes: bytes.len() as u64, blake3 });
+        draft.put(number, Part::of(&**stage, &written)?)?;
+        written.extend(stage.layout().entries().iter().map(|(parameter, _)| parameter.name.clone()));
     }
-    let Progress { run, definition, tokeniser, skipped } = progress;
-    let manifest = Manifest {
-        format: FORMAT,
-        identity: definition.identity(),
-        definition: definition.clone(),
-        run: run.clone(),
-        tokeniser: tokeniser.clone(),
-        step,
-        next_sample: step * u64::from(run.train.batch),
-        skipped: *skipped,
-        next_lr: run.optimiser.lr_at(step, run.train.steps),
-        dtype: stages.first().map_or(Dtype::F32, |stage| stage.dtype()),
-        class: stages.first().map(|stage| stage.class()).unwrap_or_default(),
-        moments: stages.first().map_or(0, |stage| stage.moments()),
-        weights_hash: weights_hash(stages.iter().map(|stage| stage.weight_hashes())),
-        files: entries,
-        checksum: String::new(),
-    };
-    let manifest = Manifest { checksum: manifest.computed_checksum(), ..manifest };
-    let json = serde_json::to_vec_pretty(&manifest).map_err(SaveError::Manifest)?;
-    aside.write(MANIFEST, &json)?;
-    aside.publish(&target)?;
-    let CheckpointConfig { keep, keep_every, .. } = run.checkpoint;
-    files::prune(folder, step, keep, keep_every)?;
-    Ok(target)
+    draft.publish(progress)
 }
 
-/// The state of one stage, but parameters that an earlier stage has written already.
-fn stage_file(
-    stage: &dyn Stage,
-    written: &mut std::collections::BTreeSet<String>,
-) -> Result<Vec<u8>, SaveError> {
-    let dtype = tensor_dtype(stage.dtype());
-    let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
-    for (parameter, span) in stage.layout().entries() {
-        if !written.insert(parameter.name.clone()) {
-            continue;
+/// The state of one stage, as it stands in a checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    /// What its numbers mean.
+    pub head: PartHead,
+    /// A safetensors file.
+    pub file: Vec<u8>,
+}
+
+/// What must be known of a part besides its file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartHead {
+    /// How elements are stored.
+    pub dtype: Dtype,
+    /// Whose arithmetic made it.
+    pub class: String,
+    /// Vectors that the optimiser keeps for each parameter.
+    pub moments: usize,
+    /// BLAKE3 of each parameter's weights.
+    pub hashes: BTreeMap<String, [u8; 32]>,
+}
+
+impl Part {
+    /// The state of a stage, but parameters that stand elsewhere in the checkpoint.
+    pub fn of(stage: &dyn Stage, elsewhere: &BTreeSet<String>) -> Result<Part, SaveError> {
+        let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+        for (parameter, span) in stage.layout().entries() {
+            if elsewhere.contains(&parameter.name) {
+                continue;
+            }
+            for (prefix, state) in states(stage.moments()) {
+                let bytes = stage.read(stage.version(), state, span.range())?;
+                tensors.push((format!("{prefix}{}", parameter.name), parameter.shape.clone(), bytes));
+            }
         }
-        for (prefix, state) in states(stage.moments()) {
-            let bytes = stage.read(stage.version(), state, span.range())?;
-            tensors.push((format!("{prefix}{}", parameter.name), parameter.shape.clone(), bytes));
-        }
+        let (dtype, class, moments) = (stage.dtype(), stage.class(), stage.moments());
+        let head = PartHead { dtype, class, moments, hashes: stage.weight_hashes() };
+        let views =
+            tensors.iter().map(|(name, shape, bytes)| (name.as_str(), shape.clone(), bytes.as_slice()));
+        Ok(Part { head, file: pack(dtype, views)? })
     }
-    let mut views = Vec::with_capacity(tensors.len());
-    for (name, shape, bytes) in &tensors {
-        views.push((name, TensorView::new(dtype, shape.clone(), bytes)?));
+
+    /// Puts a state into one stage, from a file that has at least its tensors.
+    pub fn restore(file: &[u8], stage: &mut dyn Stage, step: u64) -> Result<(), RestoreError> {
+        let dtype = stage.dtype();
+        let tensors = read_tensors([file], dtype)?;
+        for (state, start, bytes) in writes_for(stage, &tensors)? {
+            stage.write(state, start, bytes)?;
+        }
+        stage.restore(step);
+        Ok(())
+    }
+}
+
+/// A safetensors file of these.
+fn pack<'a>(
+    dtype: Dtype,
+    tensors: impl Iterator<Item = (&'a str, Vec<usize>, &'a [u8])>,
+) -> Result<Vec<u8>, SaveError> {
+    let mut views = Vec::new();
+    for (name, shape, bytes) in tensors {
+        views.push((name, TensorView::new(tensor_dtype(dtype), shape, bytes)?));
     }
     Ok(serialize(views, None)?)
+}
+
+/// A checkpoint that is being written: its parts may come in any order, and each is safe when [`Draft::put`] returns.
+/// Dropped unpublished, it is removed.
+pub struct Draft {
+    folder: PathBuf,
+    step: u64,
+    aside: files::Aside,
+    parts: BTreeMap<usize, (PartHead, FileEntry)>,
+}
+
+impl Draft {
+    /// Starts the checkpoint of a step in `folder`, and sweeps what crashes have left.
+    pub fn new(folder: &Path, step: u64) -> Result<Draft, SaveError> {
+        let aside = files::Aside::new(folder, step)?;
+        Ok(Draft { folder: folder.to_path_buf(), step, aside, parts: BTreeMap::new() })
+    }
+
+    /// Whose checkpoint it is.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// Writes the part of the stage of this number.
+    pub fn put(&mut self, number: usize, part: Part) -> Result<(), SaveError> {
+        let name = format!("stage-{number}.safetensors");
+        self.aside.write(&name, &part.file)?;
+        let blake3 = blake3::hash(&part.file).to_hex().to_string();
+        let entry = FileEntry { name, bytes: part.file.len() as u64, blake3 };
+        self.parts.insert(number, (part.head, entry));
+        Ok(())
+    }
+
+    /// Makes it appear under its name, whole, then removes what is old.
+    pub fn publish(self, progress: &Progress) -> Result<PathBuf, SaveError> {
+        let Draft { folder, step, aside, parts } = self;
+        let Progress { run, definition, tokeniser, skipped } = progress;
+        let (heads, files): (Vec<PartHead>, Vec<FileEntry>) = parts.into_values().unzip();
+        let first = heads.first();
+        let manifest = Manifest {
+            format: FORMAT,
+            identity: definition.identity(),
+            definition: definition.clone(),
+            run: run.clone(),
+            tokeniser: tokeniser.clone(),
+            step,
+            next_sample: step * u64::from(run.train.batch),
+            skipped: *skipped,
+            next_lr: run.optimiser.lr_at(step, run.train.steps),
+            dtype: first.map_or(Dtype::F32, |head| head.dtype),
+            class: first.map(|head| head.class.clone()).unwrap_or_default(),
+            moments: first.map_or(0, |head| head.moments),
+            weights_hash: weights_hash(heads.into_iter().map(|head| head.hashes)),
+            files,
+            checksum: String::new(),
+        };
+        let manifest = Manifest { checksum: manifest.computed_checksum(), ..manifest };
+        let json = serde_json::to_vec_pretty(&manifest).map_err(SaveError::Manifest)?;
+        aside.write(MANIFEST, &json)?;
+        let target = folder.join(files::name(step));
+        aside.publish(&target)?;
+        let CheckpointConfig { keep, keep_every, .. } = run.checkpoint;
+        files::prune(&folder, step, keep, keep_every)?;
+        Ok(target)
+    }
 }
 
 /// Shapes and bytes of tensors, by name.
@@ -226,25 +305,12 @@ impl Checkpoint {
     /// Puts the state into stages, however they are cut. All is checked before the first stage changes.
     pub fn restore(&self, stages: &mut [Box<dyn Stage>]) -> Result<(), RestoreError> {
         let tensors = self.tensors()?;
-        let mut found: Vec<Vec<(State, usize, &[u8])>> = Vec::new();
+        let mut found: Vec<Writes<'_>> = Vec::new();
         for stage in stages.iter() {
             if stage.dtype() != self.manifest.dtype {
                 return Err(RestoreError::Dtype { have: self.manifest.dtype, want: stage.dtype() });
             }
-            let mut writes = Vec::new();
-            for (parameter, span) in stage.layout().entries() {
-                for (prefix, state) in states(stage.moments()) {
-                    let name = format!("{prefix}{}", parameter.name);
-                    let (shape, bytes) =
-                        tensors.get(&name).ok_or_else(|| RestoreError::Missing { name: name.clone() })?;
-                    if *shape != parameter.shape {
-                        let (have, want) = (shape.clone(), parameter.shape.clone());
-                        return Err(RestoreError::Shape { name, have, want });
-                    }
-                    writes.push((state, span.start, *bytes));
-                }
-            }
-            found.push(writes);
+            found.push(writes_for(&**stage, &tensors)?);
         }
         for (stage, writes) in stages.iter_mut().zip(found) {
             for (state, start, bytes) in writes {
@@ -255,19 +321,62 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Names, shapes and bytes of all tensors.
-    pub fn tensors(&self) -> Result<Tensors<'_>, RestoreError> {
-        let mut tensors = BTreeMap::new();
-        for bytes in &self.files {
-            for (name, view) in SafeTensors::deserialize(bytes)?.tensors() {
-                if view.dtype() != tensor_dtype(self.manifest.dtype) {
-                    return Err(RestoreError::Format(format!("{name} is {:?}", view.dtype())));
-                }
-                tensors.insert(name, (view.shape().to_vec(), view.data()));
+    /// A safetensors file of these parameters and what the optimiser keeps of them, for [`Part::restore`].
+    pub fn extract(&self, parameters: &[String]) -> Result<Vec<u8>, RestoreError> {
+        let tensors = self.tensors()?;
+        let mut wanted = Vec::new();
+        for parameter in parameters {
+            for (prefix, _) in states(self.manifest.moments) {
+                let name = format!("{prefix}{parameter}");
+                let Some((name, (shape, bytes))) = tensors.get_key_value(&name) else {
+                    return Err(RestoreError::Missing { name });
+                };
+                wanted.push((name.as_str(), shape.clone(), *bytes));
             }
         }
-        Ok(tensors)
+        pack(self.manifest.dtype, wanted.into_iter()).map_err(|error| RestoreError::Format(error.to_string()))
     }
+
+    /// Names, shapes and bytes of all tensors.
+    pub fn tensors(&self) -> Result<Tensors<'_>, RestoreError> {
+        read_tensors(self.files.iter().map(Vec::as_slice), self.manifest.dtype)
+    }
+}
+
+fn read_tensors<'a>(
+    files: impl IntoIterator<Item = &'a [u8]>,
+    dtype: Dtype,
+) -> Result<Tensors<'a>, RestoreError> {
+    let mut tensors = BTreeMap::new();
+    for bytes in files {
+        for (name, view) in SafeTensors::deserialize(bytes)?.tensors() {
+            if view.dtype() != tensor_dtype(dtype) {
+                return Err(RestoreError::Format(format!("{name} is {:?}", view.dtype())));
+            }
+            tensors.insert(name, (view.shape().to_vec(), view.data()));
+        }
+    }
+    Ok(tensors)
+}
+
+/// What is to be written where in a stage.
+type Writes<'a> = Vec<(State, usize, &'a [u8])>;
+
+fn writes_for<'a>(stage: &dyn Stage, tensors: &Tensors<'a>) -> Result<Writes<'a>, RestoreError> {
+    let mut writes = Vec::new();
+    for (parameter, span) in stage.layout().entries() {
+        for (prefix, state) in states(stage.moments()) {
+            let name = format!("{prefix}{}", parameter.name);
+            let (shape, bytes) =
+                tensors.get(&name).ok_or_else(|| RestoreError::Missing { name: name.clone() })?;
+            if *shape != parameter.shape {
+                let (have, want) = (shape.clone(), parameter.shape.clone());
+                return Err(RestoreError::Shape { name, have, want });
+            }
+            writes.push((state, span.start, *bytes));
+        }
+    }
+    Ok(writes)
 }
 
 /// Reads a manifest; what it says is checked as far as it can be without the files.

@@ -59,7 +59,7 @@ impl Span {
 }
 
 /// Rows (samples) and columns (positions) of a microbatch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
     /// Samples.
     pub rows: usize,

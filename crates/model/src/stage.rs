@@ -34,7 +34,7 @@ pub struct Microbatch {
 }
 
 /// What a stage must know of a microbatch besides its input.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Meta {
     /// Rows and columns.
     pub shape: Shape,

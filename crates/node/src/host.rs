@@ -1,16 +1,15 @@
 //! A worker's host: carries out what [`starling_swarm::worker`] wants done, with a real [`Stage`].
 //!
-//! The machine knows tensors only as handles; here is what they stand for. What came with a message, and what was
-//! computed for one, is kept until the machine forgets the job it belongs to, or its step is closed: so nothing
-//! outlives two steps, whatever is refused or lost on the way.
+//! The machine knows tensors only as handles; [`Tensors`] holds what they stand for.
 //!
 //! Only `step` sync so far, and parameters that are used in one stage only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use starling_model::checkpoint::{Part, RestoreError, SaveError};
 use starling_model::lots::{self, Node};
 use starling_model::reduce::add_bytes;
 use starling_model::stage::{
@@ -25,42 +24,8 @@ use starling_swarm::worker::io::{LoadFrom, ReduceNo, StateOf};
 use starling_swarm::worker::reduction::Due;
 use starling_swarm::worker::{Command, Input};
 
-/// What a payload stands for.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Tensor {
-    /// What enters a stage, and what it must know of it.
-    Activation(StageInput, Meta),
-    /// The gradient of what a stage gave to the next.
-    Gradient(Hidden),
-    /// Sums of a part of the gradient at some nodes of the tree over lots.
-    Sums(Vec<Sum>),
-    /// A stage's state: its vectors, the weights first.
-    State(Vec<Vec<u8>>),
-}
-
-/// The sum of a part of the gradient over some lots, and their loss.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sum {
-    /// Little-endian elements.
-    pub bytes: Vec<u8>,
-    /// The loss of those lots; only the last stage has one.
-    pub loss: Loss,
-}
-
-impl Tensor {
-    /// Bytes on the wire, about.
-    pub fn bytes(&self) -> u64 {
-        let bytes = match self {
-            Tensor::Activation(StageInput::Tokens(tokens), _) => 4 * tokens.len(),
-            Tensor::Activation(StageInput::Hidden(hidden), _) | Tensor::Gradient(hidden) => {
-                hidden.bytes.len()
-            }
-            Tensor::Sums(sums) => sums.iter().map(|sum| sum.bytes.len()).sum(),
-            Tensor::State(vectors) => vectors.iter().map(Vec::len).sum(),
-        };
-        bytes as u64
-    }
-}
+use crate::tensor::{Sum, Tensor};
+use crate::tensors::Tensors;
 
 /// What a stage tells of its reduced gradient: the commit's constants are made of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -78,15 +43,13 @@ pub enum Done {
     Tell(Input),
     /// Send this, with what its payload stands for.
     Send(Envelope, Option<Arc<Tensor>>),
+    /// Keep this where it survives us, then tell the machine.
+    Save(StateOf, Part),
 }
 
-/// Where states are kept that survive their holders.
-pub trait Checkpoints: Send + Sync {
-    /// Keeps a state.
-    fn save(&self, of: StateOf, state: Vec<Vec<u8>>);
-    /// Reads one.
-    fn load(&self, stage: StageId, version: Step) -> Option<Vec<Vec<u8>>>;
-}
+/// Fetches a state that survived its holders: a file with at least these parameters, for [`Part::restore`]. May take
+/// long; none if there is no such checkpoint, or nobody answers.
+pub type Fetch = Arc<dyn Fn(StateOf, Vec<String>) -> Option<Vec<u8>> + Send + Sync>;
 
 /// Makes a stage with the run's initial weights.
 pub type Build = Arc<dyn Fn(StageId) -> Box<dyn Stage> + Send + Sync>;
@@ -95,13 +58,11 @@ pub type Build = Arc<dyn Fn(StageId) -> Box<dyn Stage> + Send + Sync>;
 pub struct Host {
     me: PeerId,
     build: Build,
-    checkpoints: Arc<dyn Checkpoints>,
+    fetch: Fetch,
     lots: Lots,
     keep: Keep,
     stage: Option<Box<dyn Stage>>,
-    /// What handles stand for, and the step after whose end they stand for nothing.
-    tensors: BTreeMap<u64, (Step, Arc<Tensor>)>,
-    next_handle: u64,
+    tensors: Tensors,
     jobs: BTreeMap<JobId, Job>,
     /// Of the last stage: the loss of each microbatch whose gradient is in its lot.
     losses: BTreeMap<(Step, u32), Loss>,
@@ -124,16 +85,15 @@ struct Job {
 
 impl Host {
     /// A host that holds nothing.
-    pub fn new(me: PeerId, build: Build, checkpoints: Arc<dyn Checkpoints>, lots: Lots, keep: Keep) -> Host {
+    pub fn new(me: PeerId, build: Build, fetch: Fetch, lots: Lots, keep: Keep) -> Host {
         Host {
             me,
             build,
-            checkpoints,
+            fetch,
             lots,
             keep,
             stage: None,
-            tensors: BTreeMap::new(),
-            next_handle: 1,
+            tensors: Tensors::default(),
             jobs: BTreeMap::new(),
             losses: BTreeMap::new(),
             attempts: 0,
@@ -147,17 +107,9 @@ impl Host {
         self.stage.as_deref()
     }
 
-    /// Tensors that it keeps.
-    pub fn tensors(&self) -> usize {
-        self.tensors.len()
-    }
-
-    /// A message came with a tensor: from here on the message names it by our handle.
-    pub fn receive(&mut self, envelope: &mut Envelope, tensor: Option<Arc<Tensor>>) {
-        let step = envelope.fence.step;
-        if let (Some(payload), Some(tensor)) = (envelope.payload_mut(), tensor) {
-            *payload = self.store(step, tensor);
-        }
+    /// What it holds under handles.
+    pub fn tensors(&self) -> &Tensors {
+        &self.tensors
     }
 
     /// Carries out a command. An error changes nothing that counts: what was to be computed is said to have failed,
@@ -177,16 +129,16 @@ impl Host {
     fn try_to(&mut self, command: Command, done: &mut Vec<Done>) -> Result<(), HostError> {
         match command {
             Command::Send(envelope) => {
-                let tensor = envelope.payload().and_then(|payload| self.tensor(payload));
+                let tensor = envelope.payload().and_then(|payload| self.tensors.get(payload));
                 done.push(Done::Send(envelope, tensor));
             }
             Command::Forward { job, step, weights, microbatch, input } => {
-                let input = self.take(input).ok_or(HostError::Gone)?;
+                let input = self.tensors.take(input).ok_or(HostError::Gone)?;
                 self.forward(job, step, weights, microbatch, &input, done)?;
             }
             Command::Backward(job, gradient) => {
                 let gradient = match gradient {
-                    Some(payload) => Some(self.take(payload).ok_or(HostError::Gone)?),
+                    Some(payload) => Some(self.tensors.take(payload).ok_or(HostError::Gone)?),
                     None => None,
                 };
                 self.backward(job, gradient, done)?;
@@ -216,13 +168,13 @@ impl Host {
             Command::Contribute(contribute) => {
                 let piece = contribute.start as usize..contribute.end as usize;
                 let sums = self.read(contribute.fence.step, &contribute.nodes, piece)?;
-                let payload = self.store(contribute.fence.step, Arc::new(Tensor::Sums(sums)));
-                let tensor = self.tensor(payload);
+                let payload = self.tensors.store(contribute.fence.step, Arc::new(Tensor::Sums(sums)));
+                let tensor = self.tensors.get(payload);
                 done.push(Done::Send(contribute.message(payload), tensor));
             }
             Command::Sum(number, due) => self.sum(number, due, done)?,
             Command::WriteReduced { start, payload, .. } => {
-                let tensor = self.tensor(payload).ok_or(HostError::Gone)?;
+                let tensor = self.tensors.get(payload).ok_or(HostError::Gone)?;
                 let Tensor::Sums(sums) = &*tensor else { return Err(HostError::Kind) };
                 let [sum] = &sums[..] else { return Err(HostError::Kind) };
                 let reducing = self.reducing;
@@ -263,9 +215,11 @@ impl Host {
                 done.push(Done::Send(Envelope { protocol: PROTOCOL, from, to, fence, body }, Some(state)));
             }
             Command::Save(of) => {
-                let state = self.state(of.version)?;
-                self.checkpoints.save(of, state);
-                done.push(Done::Tell(Input::Saved(of)));
+                let stage = self.held()?;
+                if stage.version() != of.version.0 {
+                    return Err(HostError::Gone);
+                }
+                done.push(Done::Save(of, Part::of(&**stage, &BTreeSet::new())?));
             }
         }
         Ok(())
@@ -291,9 +245,9 @@ impl Host {
             Output::Logits(_) => true,
         };
         let payload = match output {
-            Output::Hidden(hidden) => {
-                self.store(step, Arc::new(Tensor::Activation(StageInput::Hidden(hidden), meta.clone())))
-            }
+            Output::Hidden(hidden) => self
+                .tensors
+                .store(step, Arc::new(Tensor::Activation(StageInput::Hidden(hidden), meta.clone()))),
             Output::Loss(_) | Output::Logits(_) => Payload::default(),
         };
         entry.handles.push(payload.handle);
@@ -317,8 +271,9 @@ impl Host {
         let (step, ticket) = (job.step, job.ticket.take().ok_or(HostError::Gone)?);
         let (before, pending) = self.held()?.backward(ticket, gradient)?;
         let finite = before.as_ref().is_none_or(Hidden::is_finite);
-        let payload =
-            before.map_or(Payload::default(), |before| self.store(step, Arc::new(Tensor::Gradient(before))));
+        let payload = before.map_or(Payload::default(), |before| {
+            self.tensors.store(step, Arc::new(Tensor::Gradient(before)))
+        });
         if let Some(job) = self.jobs.get_mut(&id) {
             job.pending = Some(pending);
             job.handles.push(payload.handle);
@@ -347,7 +302,7 @@ impl Host {
             stage.forget(ticket);
         }
         for handle in handles {
-            self.tensors.remove(&handle);
+            self.tensors.remove(handle);
         }
     }
 
@@ -355,14 +310,14 @@ impl Host {
     /// are not: what came with them stays until their step is closed.
     fn drop_before(&mut self, step: Step) {
         if step < Step(u64::MAX) {
-            self.tensors.retain(|_, (of, _)| *of >= step);
+            self.tensors.drop_before(step);
         }
         self.losses.retain(|(of, _), _| *of >= step);
         let gone: Vec<JobId> =
             self.jobs.iter().filter(|(_, job)| job.step < step).map(|(&id, _)| id).collect();
         for id in gone {
             let Some(Job { ticket, pending, handles, .. }) = self.jobs.remove(&id) else { continue };
-            handles.iter().for_each(|handle| drop(self.tensors.remove(handle)));
+            handles.iter().for_each(|handle| drop(self.tensors.remove(*handle)));
             if let Some(stage) = self.stage.as_mut() {
                 ticket.into_iter().for_each(|ticket| stage.forget(ticket));
                 pending.into_iter().for_each(|pending| stage.discard(pending));
@@ -410,7 +365,7 @@ impl Host {
         let mine = self.read(number.step, &own, start as usize..end as usize)?;
         let mut all: Vec<(TreeNode, Sum)> = own.into_iter().zip(mine).collect();
         for (nodes, payload) in come {
-            let tensor = self.tensor(payload).ok_or(HostError::Gone)?;
+            let tensor = self.tensors.get(payload).ok_or(HostError::Gone)?;
             let Tensor::Sums(sums) = &*tensor else { return Err(HostError::Kind) };
             if sums.len() != nodes.len() {
                 return Err(HostError::Kind);
@@ -442,27 +397,33 @@ impl Host {
                 into.iter().map(at).collect::<Option<Vec<Sum>>>().ok_or(HostError::Gone)?
             }
         };
-        let payload = self.store(number.step, Arc::new(Tensor::Sums(sums)));
+        let payload = self.tensors.store(number.step, Arc::new(Tensor::Sums(sums)));
         done.push(Done::Tell(Input::Summed(number, part, payload)));
         Ok(())
     }
 
     fn load(&mut self, of: StateOf, from: LoadFrom) -> Result<(), HostError> {
-        let state = match from {
-            LoadFrom::Seed => None,
-            LoadFrom::Checkpoint => Some(self.checkpoints.load(of.stage, of.version).ok_or(HostError::Gone)?),
-            LoadFrom::Donor(payload) => match &*self.tensor(payload).ok_or(HostError::Gone)? {
-                Tensor::State(vectors) => Some(vectors.clone()),
-                _ => return Err(HostError::Kind),
-            },
-        };
         let mut stage = (self.build)(of.stage);
-        for (index, vector) in state.iter().flatten().enumerate() {
-            let which = index.checked_sub(1).map_or(State::Weights, State::Moment);
-            if vector.len() != stage.layout().len() * stage.dtype().size() {
-                return Err(HostError::Kind);
+        match from {
+            LoadFrom::Seed => {}
+            LoadFrom::Checkpoint => {
+                let names = stage.layout().entries().iter().map(|(parameter, _)| parameter.name.clone());
+                let file = (self.fetch)(of, names.collect()).ok_or(HostError::Gone)?;
+                Part::restore(&file, &mut *stage, of.version.0)?;
             }
-            stage.write(which, 0, vector)?;
+            LoadFrom::Donor(payload) => {
+                let tensor = self.tensors.take(payload).ok_or(HostError::Gone)?;
+                let Tensor::State(vectors) = &*tensor else { return Err(HostError::Kind) };
+                let length = stage.layout().len() * stage.dtype().size();
+                if vectors.len() != 1 + stage.moments() || vectors.iter().any(|vector| vector.len() != length)
+                {
+                    return Err(HostError::Kind);
+                }
+                for (index, vector) in vectors.iter().enumerate() {
+                    let which = index.checked_sub(1).map_or(State::Weights, State::Moment);
+                    stage.write(which, 0, vector)?;
+                }
+            }
         }
         stage.restore(of.version.0);
         self.stage = Some(stage);
@@ -482,22 +443,6 @@ impl Host {
     fn held(&mut self) -> Result<&mut Box<dyn Stage>, HostError> {
         self.stage.as_mut().ok_or(HostError::Gone)
     }
-
-    fn store(&mut self, step: Step, tensor: Arc<Tensor>) -> Payload {
-        let (handle, bytes) = (self.next_handle, tensor.bytes());
-        self.next_handle += 1;
-        self.tensors.insert(handle, (step, tensor));
-        Payload { handle, bytes }
-    }
-
-    /// What a handle stands for, of which there is no further use.
-    fn take(&mut self, payload: Payload) -> Option<Arc<Tensor>> {
-        self.tensors.remove(&payload.handle).map(|(_, tensor)| tensor)
-    }
-
-    fn tensor(&self, payload: Payload) -> Option<Arc<Tensor>> {
-        self.tensors.get(&payload.handle).map(|(_, tensor)| tensor.clone())
-    }
 }
 
 /// Why a command could not be carried out.
@@ -512,27 +457,31 @@ pub enum HostError {
     /// The stage refused.
     #[error(transparent)]
     Stage(#[from] StageError),
+    /// The state could not be written down.
+    #[error(transparent)]
+    Save(#[from] SaveError),
+    /// A state that was written down does not fit.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
 }
 
 #[cfg(test)]
 mod tests {
+    use starling_model::pipeline;
+    use starling_model::run::{Run, TrainConfig};
+
     use super::*;
-
-    struct Nothing;
-
-    impl Checkpoints for Nothing {
-        fn save(&self, _: StateOf, _: Vec<Vec<u8>>) {}
-
-        fn load(&self, _: StageId, _: Step) -> Option<Vec<Vec<u8>>> {
-            None
-        }
-    }
 
     #[test]
     fn what_cannot_be_computed_has_failed_and_the_device_is_free() {
-        let build: Build = Arc::new(|_| unreachable!("no state is loaded here"));
+        let build: Build = Arc::new(|stage| {
+            let run =
+                Run { train: TrainConfig { stages: 2, threads: 1, ..Default::default() }, ..Run::default() };
+            let (architecture, rule) = (run.model.architecture(257), run.optimiser.rule());
+            pipeline::build_stage(&architecture, rule, &run.train, 0, stage.0.into()).unwrap()
+        });
         let lots = Lots { microbatches: 1, lots: 1 };
-        let mut host = Host::new(PeerId(0), build, Arc::new(Nothing), lots, Keep::All);
+        let mut host = Host::new(PeerId(0), build, Arc::new(|_, _| None), lots, Keep::All);
         let (job, step, microbatch) = (JobId(7), Step(0), Microbatch(0));
         for command in [
             Command::Forward { job, step, weights: step, microbatch, input: Payload { handle: 3, bytes: 9 } },

@@ -21,3 +21,5 @@
 
 pub mod events;
 pub mod host;
+pub mod tensor;
+pub mod tensors;

@@ -11,7 +11,8 @@ use starling_model::optimiser::OptimiserConfig;
 use starling_model::reference::Reference;
 use starling_model::run::{Run, TrainConfig};
 use starling_model::{batch, pipeline};
-use starling_node::host::{Build, Checkpoints, Done, Host, Summary, Tensor};
+use starling_node::host::{Build, Done, Fetch, Host, Summary};
+use starling_node::tensor::Tensor;
 use starling_swarm::coordinator::{self, Coordinator};
 use starling_swarm::driver::{self, Driver};
 use starling_swarm::ids::*;
@@ -20,11 +21,9 @@ use starling_swarm::lots::Lots;
 use starling_swarm::message::{Body, Capability, Envelope};
 use starling_swarm::spec::{Reduce, Spec, Sync, Tuning};
 use starling_swarm::time::{Span, Time};
-use starling_swarm::worker::io::StateOf;
 use starling_swarm::worker::{self, Worker};
 
 type Hashes = BTreeMap<String, [u8; 32]>;
-type Vectors = Vec<Vec<u8>>;
 
 /// Dropout, clipping and merged lots make the order of every sum visible.
 fn run() -> Run {
@@ -59,26 +58,15 @@ fn run() -> Run {
     }
 }
 
-/// Checkpoints that outlive every peer.
-#[derive(Default)]
-struct Memory(Mutex<BTreeMap<(StageId, Step), Vectors>>);
-
-impl Checkpoints for Memory {
-    fn save(&self, of: StateOf, state: Vectors) {
-        self.0.lock().unwrap().insert((of.stage, of.version), state);
-    }
-
-    fn load(&self, stage: StageId, version: Step) -> Option<Vectors> {
-        self.0.lock().unwrap().get(&(stage, version)).cloned()
-    }
-}
+/// Parts of checkpoints, which outlive every peer.
+type Parts = Arc<Mutex<BTreeMap<(StageId, Step), Vec<u8>>>>;
 
 struct Swarm {
     run: Run,
     spec: Spec,
     sampler: Sampler,
     build: Build,
-    checkpoints: Arc<Memory>,
+    checkpoints: Parts,
     /// By version: the reference's weights.
     truth: Vec<Hashes>,
     now: Time,
@@ -187,8 +175,9 @@ impl Swarm {
         let capability =
             Capability { site: SiteId(0), speed: 1.0, memory_bytes: 1 << 40, link_bytes_per_s: 1e9, class };
         let worker = Worker::new(peer, self.lives, capability, self.spec.clone(), self.now);
-        let (build, checkpoints) = (self.build.clone(), self.checkpoints.clone());
-        let host = Host::new(peer, build, checkpoints, self.spec.lots, self.run.train.keep);
+        let (build, parts) = (self.build.clone(), self.checkpoints.clone());
+        let fetch: Fetch = Arc::new(move |of, _| parts.lock().unwrap().get(&(of.stage, of.version)).cloned());
+        let host = Host::new(peer, build, fetch, self.spec.lots, self.run.train.keep);
         self.workers.insert(peer, (worker, host));
     }
 
@@ -200,7 +189,7 @@ impl Swarm {
 
     fn deliver(&mut self, peer: PeerId, mut envelope: Envelope, tensor: Option<Arc<Tensor>>) {
         if let Some((_, host)) = self.workers.get_mut(&peer) {
-            host.receive(&mut envelope, tensor);
+            host.tensors().receive(&mut envelope, tensor);
             self.tell_worker(peer, worker::Input::Message(envelope));
         }
     }
@@ -217,6 +206,10 @@ impl Swarm {
             for done in all_done {
                 match done {
                     Done::Send(envelope, tensor) => self.inbox.push_back((envelope, tensor)),
+                    Done::Save(of, part) => {
+                        self.checkpoints.lock().unwrap().insert((of.stage, of.version), part.file);
+                        inputs.push_back(worker::Input::Saved(of));
+                    }
                     Done::Tell(input) => {
                         if let worker::Input::Applied(of) = &input {
                             let truth = &self.truth[of.version.0 as usize];
@@ -316,7 +309,7 @@ fn whoever_is_killed_the_weights_are_those_of_one_process() {
         });
         assert_eq!(kills, 20);
         assert!(swarm.compared >= swarm.run.train.steps * 3);
-        let most = swarm.workers.values().map(|(_, host)| host.tensors()).max();
+        let most = swarm.workers.values().map(|(_, host)| host.tensors().count()).max();
         assert!(most < Some(200), "tensors of closed steps are dropped: {most:?}");
     }
 }

@@ -1,0 +1,177 @@
+//! What a payload stands for, and how it is written for the wire: a small head that says its shape, and its elements
+//! as they are.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use starling_model::engine::{Dtype, Shape};
+use starling_model::stage::{Hidden, Input as StageInput, Loss, Meta};
+
+/// What a payload stands for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Tensor {
+    /// What enters a stage, and what it must know of it.
+    Activation(StageInput, Meta),
+    /// The gradient of what a stage gave to the next.
+    Gradient(Hidden),
+    /// Sums of a part of the gradient at some nodes of the tree over lots.
+    Sums(Vec<Sum>),
+    /// A stage's state: its vectors, the weights first.
+    State(Vec<Vec<u8>>),
+}
+
+/// The sum of a part of the gradient over some lots, and their loss.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sum {
+    /// Little-endian elements.
+    pub bytes: Vec<u8>,
+    /// The loss of those lots; only the last stage has one.
+    pub loss: Loss,
+}
+
+/// What the receiver must know to read the bytes that follow.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum TensorHead {
+    /// Token ids into the first stage.
+    Tokens(Meta),
+    /// Hidden states into any other.
+    Hidden(Meta, HiddenHead),
+    /// The gradient of hidden states.
+    Gradient(HiddenHead),
+    /// Sums: the bytes and the loss of each.
+    Sums(Vec<(u64, Loss)>),
+    /// A state: the bytes of each of its vectors.
+    State(Vec<u64>),
+}
+
+/// The shape of hidden states.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HiddenHead {
+    shape: Shape,
+    width: usize,
+    dtype: Dtype,
+}
+
+/// The bytes of a tensor are not what its head says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{got} bytes came where the tensor's head says {said}; the sender is broken or of another version")]
+pub struct TornTensor {
+    said: u128,
+    got: usize,
+}
+
+impl Tensor {
+    /// Bytes of its elements.
+    pub fn bytes(&self) -> u64 {
+        let bytes = match self {
+            Tensor::Activation(StageInput::Tokens(tokens), _) => 4 * tokens.len(),
+            Tensor::Activation(StageInput::Hidden(hidden), _) | Tensor::Gradient(hidden) => {
+                hidden.bytes.len()
+            }
+            Tensor::Sums(sums) => sums.iter().map(|sum| sum.bytes.len()).sum(),
+            Tensor::State(vectors) => vectors.iter().map(Vec::len).sum(),
+        };
+        bytes as u64
+    }
+
+    /// Its head, and its elements without a copy of them (but tokens, which are few).
+    pub fn encode(self: &Arc<Tensor>) -> (TensorHead, Vec<Bytes>) {
+        match &**self {
+            Tensor::Activation(StageInput::Tokens(tokens), meta) => {
+                let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+                (TensorHead::Tokens(meta.clone()), vec![bytes.into()])
+            }
+            Tensor::Activation(StageInput::Hidden(hidden), meta) => {
+                (TensorHead::Hidden(meta.clone(), HiddenHead::of(hidden)), self.segments(1))
+            }
+            Tensor::Gradient(hidden) => (TensorHead::Gradient(HiddenHead::of(hidden)), self.segments(1)),
+            Tensor::Sums(sums) => {
+                let head = sums.iter().map(|sum| (sum.bytes.len() as u64, sum.loss)).collect();
+                (TensorHead::Sums(head), self.segments(sums.len()))
+            }
+            Tensor::State(vectors) => {
+                let head = vectors.iter().map(|vector| vector.len() as u64).collect();
+                (TensorHead::State(head), self.segments(vectors.len()))
+            }
+        }
+    }
+
+    /// Puts head and elements together again. Whether the shape fits the model is for the stage to say.
+    pub fn decode(head: TensorHead, body: &[u8]) -> Result<Tensor, TornTensor> {
+        let exactly = |said: u128| {
+            if said == body.len() as u128 { Ok(()) } else { Err(TornTensor { said, got: body.len() }) }
+        };
+        let sum = |lengths: &mut dyn Iterator<Item = u64>| lengths.map(u128::from).sum::<u128>();
+        Ok(match head {
+            TensorHead::Tokens(meta) => {
+                exactly(4 * meta.targets.len() as u128)?;
+                let tokens = body.as_chunks().0.iter().map(|&token| u32::from_le_bytes(token)).collect();
+                Tensor::Activation(StageInput::Tokens(tokens), meta)
+            }
+            TensorHead::Hidden(meta, hidden) => {
+                exactly(hidden.bytes())?;
+                Tensor::Activation(StageInput::Hidden(hidden.whole(body)), meta)
+            }
+            TensorHead::Gradient(hidden) => {
+                exactly(hidden.bytes())?;
+                Tensor::Gradient(hidden.whole(body))
+            }
+            TensorHead::Sums(sums) => {
+                exactly(sum(&mut sums.iter().map(|(length, _)| *length)))?;
+                let mut pieces = Pieces(body);
+                let whole = |(length, loss)| Sum { bytes: pieces.next(length), loss };
+                Tensor::Sums(sums.into_iter().map(whole).collect())
+            }
+            TensorHead::State(lengths) => {
+                exactly(sum(&mut lengths.iter().copied()))?;
+                let mut pieces = Pieces(body);
+                Tensor::State(lengths.into_iter().map(|length| pieces.next(length)).collect())
+            }
+        })
+    }
+
+    fn segments(self: &Arc<Tensor>, count: usize) -> Vec<Bytes> {
+        (0..count).map(|index| Bytes::from_owner(Segment(self.clone(), index))).collect()
+    }
+}
+
+/// One run of a tensor's elements, kept alive with the tensor.
+struct Segment(Arc<Tensor>, usize);
+
+impl AsRef<[u8]> for Segment {
+    fn as_ref(&self) -> &[u8] {
+        match &*self.0 {
+            Tensor::Activation(StageInput::Tokens(_), _) => &[],
+            Tensor::Activation(StageInput::Hidden(hidden), _) | Tensor::Gradient(hidden) => &hidden.bytes,
+            Tensor::Sums(sums) => sums.get(self.1).map_or(&[], |sum| &sum.bytes),
+            Tensor::State(vectors) => vectors.get(self.1).map_or(&[], |vector| vector),
+        }
+    }
+}
+
+/// What is left of a body whose length was checked.
+struct Pieces<'a>(&'a [u8]);
+
+impl Pieces<'_> {
+    fn next(&mut self, length: u64) -> Vec<u8> {
+        let (piece, rest) = self.0.split_at((length as usize).min(self.0.len()));
+        self.0 = rest;
+        piece.to_vec()
+    }
+}
+
+impl HiddenHead {
+    fn of(hidden: &Hidden) -> HiddenHead {
+        HiddenHead { shape: hidden.shape, width: hidden.width, dtype: hidden.dtype }
+    }
+
+    fn bytes(&self) -> u128 {
+        let elements = (self.shape.rows as u128).saturating_mul(self.shape.columns as u128);
+        elements.saturating_mul(self.width as u128).saturating_mul(self.dtype.size() as u128)
+    }
+
+    fn whole(self, body: &[u8]) -> Hidden {
+        Hidden { shape: self.shape, width: self.width, dtype: self.dtype, bytes: body.to_vec() }
+    }
+}

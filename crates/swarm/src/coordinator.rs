@@ -13,11 +13,14 @@ mod ending;
 mod leasing;
 mod members;
 mod moving;
+pub mod overview;
 mod placing;
 mod why;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 
 use crate::deadline::Estimate;
 use crate::ids::*;
@@ -46,7 +49,7 @@ pub enum Input {
 }
 
 /// What an operator may want.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Order {
     /// Close the open step, then wait.
     Pause,
@@ -97,6 +100,8 @@ pub struct Coordinator {
     verdicts: u64,
     view: u64,
     saved: BTreeMap<Step, BTreeSet<StageId>>,
+    /// Who was asked to save this version of a stage, and when.
+    asked_to_save: BTreeMap<StageId, (PeerId, Time)>,
     /// After a restart: until when the reports of the journal's members are awaited.
     collecting: Option<Time>,
     unheard: BTreeSet<PeerId>,
@@ -153,6 +158,7 @@ impl Coordinator {
             // A view of this term is never taken for one of an earlier.
             view: term.0 << 32,
             saved: BTreeMap::new(),
+            asked_to_save: BTreeMap::new(),
             collecting: None,
             unheard: BTreeSet::new(),
             halted: None,
@@ -201,6 +207,22 @@ impl Coordinator {
     /// Whether all steps are done.
     pub fn is_done(&self) -> bool {
         self.book.step >= self.last_step()
+    }
+
+    /// Whether all steps are done, and what they made is safe.
+    pub fn is_finished(&self) -> bool {
+        self.is_done() && self.is_safe()
+    }
+
+    /// Whether nothing would be lost if everybody went now: the last version is saved, and no step is begun.
+    pub fn is_safe(&self) -> bool {
+        self.rests() && self.book.checkpoint >= self.book.step
+    }
+
+    /// Whether the version stays what it is, because all is done or the run is paused.
+    fn rests(&self) -> bool {
+        let paused = self.book.paused && self.steps.iter().all(OpenStep::is_fresh);
+        self.closing == Closing::No && (self.is_done() || paused)
     }
 
     fn on_message(&mut self, envelope: Envelope, out: &mut Vec<Command>) {

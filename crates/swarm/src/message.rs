@@ -221,6 +221,8 @@ pub enum Body {
     },
     /// Coordinator → worker: the step is closed.
     Commit(Arc<Commit>),
+    /// Coordinator → worker: save the state of the fence's version, which is the run's last.
+    Save,
     /// Worker → coordinator: the checkpoint of this version of my stage is safe.
     Saved {
         /// Of which stage.
@@ -573,7 +575,7 @@ impl Envelope {
                 | (Body::Hello(Hello::Driver { .. }) | Body::DriverBeat(_), Driver(_), Coordinator)
                 | (Body::Welcome { .. } | Body::Stranger { .. }, Coordinator, Worker(_) | Driver(_))
                 | (Body::Assign(_) | Body::Activate | Body::Verdict { .. }, Coordinator, Worker(_))
-                | (Body::Reduce { .. } | Body::Commit(_), Coordinator, Worker(_))
+                | (Body::Reduce { .. } | Body::Commit(_) | Body::Save, Coordinator, Worker(_))
                 | (Body::View(_) | Body::Lease(_) | Body::LeaseEnd { .. }, Coordinator, Driver(_))
                 | (Body::Begin(..) | Body::Onward(_) | Body::Revoke { .. }, Driver(_), Worker(_))
                 | (Body::Progress(_) | Body::Declined(_), Worker(_), Driver(_))

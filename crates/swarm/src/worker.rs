@@ -191,6 +191,7 @@ impl Worker {
             Body::Stranger { member } => self.on_stranger(member, now, out),
             Body::Assign(assign) => self.on_assign(fence, assign, now, out),
             Body::Activate => self.on_activate(fence, now, out),
+            Body::Save => self.on_save(fence, out),
             Body::StateRequest { .. } | Body::State { .. } => self.on_state_message(envelope, out),
             Body::Begin(..) | Body::Activation(..) => self.on_work(envelope, now, out),
             Body::Onward(work) => self.on_onward(fence, work, out),

@@ -161,6 +161,7 @@ fn body() -> impl Strategy<Value = Body> {
             catch_up: stage.0 == 1,
         })),
         Just(Body::Activate),
+        Just(Body::Save),
         stage().prop_map(|stage| Body::StateRequest { stage, have: Some(Step(9)) }),
         stage().prop_map(|stage| Body::State { stage, payload: Payload::default(), onto: None }),
         Just(Body::View(View { number: 1, stages: vec![Vec::new(), Vec::new()], drivers: vec![SiteId(0)] })),

@@ -409,12 +409,31 @@ impl Coordinator {
         if every == 0 || !(self.book.step.0 + 1).is_multiple_of(every) {
             return Vec::new();
         }
-        let of = |stage| {
-            let mut holders =
-                self.members.iter().filter(move |(_, m)| m.is_whole() && m.stage == Some(stage));
-            holders.clone().find(|(_, m)| !m.draining).or_else(|| holders.next()).map(|(&peer, _)| peer)
-        };
-        (0..self.spec.stages).map(StageId).filter_map(of).collect()
+        (0..self.spec.stages).filter_map(|stage| self.saver(StageId(stage))).collect()
+    }
+
+    fn saver(&self, stage: StageId) -> Option<PeerId> {
+        let mut holders = self.members.iter().filter(|(_, m)| m.is_whole() && m.stage == Some(stage));
+        holders.clone().find(|(_, m)| !m.draining).or_else(|| holders.next()).map(|(&peer, _)| peer)
+    }
+
+    /// When the run rests, after its last step or paused, its version is saved, whenever the last checkpoint was. Who
+    /// fails at it is asked again, and who is gone is replaced.
+    pub(super) fn ask_to_save(&mut self, peer: PeerId, out: &mut Vec<Command>) {
+        let Some(stage) = self.members.get(&peer).and_then(|member| member.stage) else { return };
+        let version = self.book.step;
+        let is_saved = self.saved.get(&version).is_some_and(|stages| stages.contains(&stage));
+        let waits = |&(asked, at): &(PeerId, Time)| asked == peer && self.now < at + self.spec.tuning.pause;
+        let was_asked = self.asked_to_save.get(&stage).is_some_and(waits);
+        if self.rests()
+            && !self.is_safe()
+            && !is_saved
+            && !was_asked
+            && self.saver(stage) == Some(peer)
+        {
+            self.asked_to_save.insert(stage, (peer, self.now));
+            self.send(Address::Worker(peer), Attempt(0), Body::Save, out);
+        }
     }
 
     /// The commit is safe: from now on the step is closed, whatever happens to us.
@@ -423,6 +442,9 @@ impl Coordinator {
         self.closing = Closing::No;
         self.next_step();
         self.reset_lives();
+        // The commit asks its savers.
+        let stage_of = |&peer: &PeerId| Some((self.members.get(&peer)?.stage?, (peer, self.now)));
+        self.asked_to_save = commit.savers.iter().filter_map(stage_of).collect();
         let applies = |(peer, m): &(&PeerId, &super::Member)| m.is_whole() && !left_out.contains(peer);
         let apply: Vec<PeerId> = self.members.iter().filter(applies).map(|(&peer, _)| peer).collect();
         for peer in apply {

@@ -37,6 +37,11 @@ impl OpenStep {
         }
     }
 
+    /// Whether nothing of it was begun.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.leases.is_empty() && self.ledger.is_untouched()
+    }
+
     /// As many as are open at a time.
     pub(super) fn all(spec: &Spec) -> VecDeque<OpenStep> {
         (0..=spec.sync.lag()).map(|_| OpenStep::new(spec)).collect()
@@ -52,8 +57,7 @@ impl Coordinator {
 
     /// Hands out open lots, those of the oldest step first, to the driver whose window has the most room.
     pub(super) fn lease(&mut self, out: &mut Vec<Command>) {
-        if self.book.paused
-            || self.is_done()
+        if self.is_done()
             || self.closing == Closing::Journaling
             || !self.is_staffed
             || self.collecting.is_some()
@@ -63,6 +67,9 @@ impl Coordinator {
         }
         let open = (self.last_step().0 - self.book.step.0).min(self.steps.len() as u64);
         for index in 0..open as usize {
+            if self.book.paused && self.steps[index].is_fresh() {
+                return;
+            }
             while !self.steps[index].to_lease.is_empty() {
                 let Some(driver) = self.least_busy_driver() else { return };
                 let Some(lot) = self.lot_for(index, driver) else { return };

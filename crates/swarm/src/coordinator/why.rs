@@ -15,7 +15,13 @@ impl Coordinator {
             return "the journal's disk: a record that must be safe before anything else happens".into();
         }
         if self.is_done() {
-            return "nothing: all steps are done".into();
+            let unsaved = self.asked_to_save.values().map(|(peer, _)| peer.to_string());
+            let unsaved: Vec<String> = unsaved.collect();
+            return match (self.is_finished(), &unsaved[..]) {
+                (true, _) => "nothing: all steps are done".into(),
+                (false, []) => "the last version to be saved: nobody holds it yet who could".into(),
+                (false, _) => format!("the last version to be saved by {}", unsaved.join(", ")),
+            };
         }
         if self.collecting.is_some() {
             return format!("after a restart: {} of the members have not reported yet", self.unheard.len());
@@ -82,6 +88,7 @@ impl Coordinator {
             }
         }
         match reasons.is_empty() {
+            true if self.is_safe() => "the operator: the run is paused, and safe".into(),
             true if self.book.paused => "the operator: the run is paused".into(),
             true => "nothing: the step is about to close".into(),
             false if self.book.paused => format!("paused, and to close the step: {}", reasons.join("; ")),

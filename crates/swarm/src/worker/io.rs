@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::*;
 use crate::journal::Commit;
 use crate::lots::TreeNode;
@@ -126,7 +128,7 @@ pub enum Command {
 
 /// Which state. Hosts may report in another order than they were asked: their word on another state than the one that
 /// is awaited is void.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StateOf {
     /// Of which stage.
     pub stage: StageId,

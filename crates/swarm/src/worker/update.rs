@@ -210,6 +210,13 @@ impl Worker {
         self.compute(now, out);
     }
 
+    pub(super) fn on_save(&mut self, fence: Fence, out: &mut Vec<Command>) {
+        let Some(stage) = self.stage.filter(|_| self.whole && fence.step == self.version) else {
+            return self.refusals.count(Refusal::Nonsense);
+        };
+        out.push(Command::Save(StateOf { stage, epoch: self.epoch, version: self.version }));
+    }
+
     pub(super) fn on_saved(&mut self, of: StateOf, out: &mut Vec<Command>) {
         let StateOf { stage, epoch, version } = of;
         if epoch == self.epoch {

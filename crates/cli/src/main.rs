@@ -4,7 +4,10 @@
 mod checkpoint;
 mod eval;
 mod generate;
+mod hosting;
 mod interrupt;
+mod join;
+mod key;
 mod plan;
 mod plot;
 mod progress;
@@ -15,6 +18,7 @@ mod session;
 mod sim;
 mod train;
 mod units;
+mod up;
 mod words;
 
 use std::process::ExitCode;
@@ -31,6 +35,9 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    Up(up::Arguments),
+    Join(join::Arguments),
+    Key(key::Arguments),
     Train(train::Arguments),
     Plan(plan::Arguments),
     Eval(eval::Arguments),
@@ -43,6 +50,9 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
+        Command::Up(arguments) => up::run(arguments),
+        Command::Join(arguments) => join::run(arguments),
+        Command::Key(arguments) => key::run(&arguments),
         Command::Train(arguments) => train::run(arguments),
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Eval(arguments) => eval::run(&arguments),

@@ -97,7 +97,10 @@ impl History {
                 Event::Evaluated { step, loss, bits_per_byte, .. } => {
                     history.evaluations.insert(step, (loss, bits_per_byte));
                 }
-                Event::Finished { weights, .. } => history.weights = Some(weights),
+                Event::Weights { weights, .. } | Event::Finished { weights, .. } => {
+                    history.weights = Some(weights)
+                }
+                Event::WentBack { to, .. } => drop(history.steps.split_off(&to)),
                 Event::Sample { .. } | Event::Checkpoint { .. } | Event::Interrupted { .. } => {}
             }
         }

@@ -49,10 +49,9 @@ pub struct Arguments {
 pub fn run(arguments: Arguments) -> Result<ExitCode> {
     let interrupt = Interrupt::listen()?;
     let named = parse(&arguments.input, &arguments.set);
-    let folder = match (&arguments.out, &named) {
-        (Some(out), _) => RunFolder::at(out),
-        (None, Ok(run)) => RunFolder::at(&Path::new("runs").join(&run.name)),
-        (None, Err(_)) => return named.map(|_| ExitCode::FAILURE),
+    let folder = match folder_of(arguments.out.as_deref(), &named) {
+        Some(folder) => folder,
+        None => return named.map(|_| ExitCode::FAILURE),
     };
     let is_new = !folder.path().exists();
     let _lock = folder.claim()?;
@@ -63,6 +62,15 @@ pub fn run(arguments: Arguments) -> Result<ExitCode> {
     let session = opened?;
     write_whole(&folder.run_file(), &toml::to_string(session.reference.run())?)?;
     Training::start(session, &folder)?.go_on(&interrupt)
+}
+
+/// The run's folder; none if it is named by a run file that cannot be read.
+pub fn folder_of(out: Option<&Path>, named: &Result<Run>) -> Option<RunFolder> {
+    match (out, named) {
+        (Some(out), _) => Some(RunFolder::at(out)),
+        (None, Ok(run)) => Some(RunFolder::at(&Path::new("runs").join(&run.name))),
+        (None, Err(_)) => None,
+    }
 }
 
 /// Opens a new run, or the one in the folder.

@@ -14,7 +14,7 @@ use safetensors::{SafeTensors, serialize};
 use serde::{Deserialize, Serialize};
 use starling_corpus::Tokeniser;
 
-pub use files::{list, set_aside};
+pub use files::{list, set_aside, sweep};
 
 use crate::engine::Dtype;
 use crate::pipeline::weights_hash;
@@ -100,6 +100,7 @@ pub struct Progress {
 /// Writes the state of all stages as `folder/step-N`, then removes what `keep` says is old.
 pub fn save(folder: &Path, progress: &Progress, stages: &[Box<dyn Stage>]) -> Result<PathBuf, SaveError> {
     let step = stages.first().map_or(0, |stage| stage.version());
+    sweep(folder)?;
     let mut draft = Draft::new(folder, step)?;
     let mut written = BTreeSet::new();
     for (number, stage) in stages.iter().enumerate() {
@@ -185,7 +186,7 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// Starts the checkpoint of a step in `folder`, and sweeps what crashes have left.
+    /// Starts the checkpoint of a step in `folder`.
     pub fn new(folder: &Path, step: u64) -> Result<Draft, SaveError> {
         let aside = files::Aside::new(folder, step)?;
         Ok(Draft { folder: folder.to_path_buf(), step, aside, parts: BTreeMap::new() })

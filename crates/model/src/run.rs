@@ -35,6 +35,8 @@ pub struct Run {
     pub evaluate: EvaluateConfig,
     /// When its state is written down.
     pub checkpoint: CheckpointConfig,
+    /// How peers that train it together agree.
+    pub swarm: SwarmConfig,
 }
 
 /// The `[train]` section: how long, and in what pieces.
@@ -136,6 +138,26 @@ impl Default for CheckpointConfig {
     fn default() -> Self {
         CheckpointConfig { every: 100, keep: 2, keep_every: 0 }
     }
+}
+
+/// The `[swarm]` section: how peers that train together agree.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct SwarmConfig {
+    /// How gradients are added up.
+    pub reduce: Reduce,
+}
+
+/// How gradients are added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Reduce {
+    /// In the fixed tree over lots: the bits do not depend on who computed what.
+    #[default]
+    Exact,
+    /// Every peer adds up all that it has before it sends: least traffic, and the last bits depend on who computed
+    /// what.
+    Fast,
 }
 
 impl Run {

@@ -45,6 +45,10 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         skipped: bool,
     },
+    /// The weights after a step had this hash.
+    Weights { step: u64, weights: String },
+    /// A stage lost all its holders: the steps from `to` on are done again.
+    WentBack { from: u64, to: u64 },
     /// The model was tried on held-out text.
     Evaluated {
         step: u64,

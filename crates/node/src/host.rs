@@ -11,6 +11,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use starling_model::checkpoint::{Part, RestoreError, SaveError};
 use starling_model::lots::{self, Node};
+use starling_model::pipeline::BuildError;
 use starling_model::reduce::add_bytes;
 use starling_model::stage::{
     self, Hidden, Input as StageInput, Keep, Loss, Meta, Output, Pending, Reduction, Stage, StageError,
@@ -45,6 +46,8 @@ pub enum Done {
     Send(Envelope, Option<Arc<Tensor>>),
     /// Keep this where it survives us, then tell the machine.
     Save(StateOf, Part),
+    /// The weights of this state have these hashes, by name.
+    Hashed(StateOf, BTreeMap<String, [u8; 32]>),
 }
 
 /// Fetches a state that survived its holders: a file with at least these parameters, for [`Part::restore`]. May take
@@ -52,7 +55,7 @@ pub enum Done {
 pub type Fetch = Arc<dyn Fn(StateOf, Vec<String>) -> Option<Vec<u8>> + Send + Sync>;
 
 /// Makes a stage with the run's initial weights.
-pub type Build = Arc<dyn Fn(StageId) -> Box<dyn Stage> + Send + Sync>;
+pub type Build = Arc<dyn Fn(StageId) -> Result<Box<dyn Stage>, BuildError> + Send + Sync>;
 
 /// See the module's head.
 pub struct Host {
@@ -61,6 +64,7 @@ pub struct Host {
     fetch: Fetch,
     lots: Lots,
     keep: Keep,
+    hash_every: u64,
     stage: Option<Box<dyn Stage>>,
     tensors: Tensors,
     jobs: BTreeMap<JobId, Job>,
@@ -92,6 +96,7 @@ impl Host {
             fetch,
             lots,
             keep,
+            hash_every: 0,
             stage: None,
             tensors: Tensors::default(),
             jobs: BTreeMap::new(),
@@ -100,6 +105,11 @@ impl Host {
             reducing: Reduction { step: 0, attempt: 0 },
             reduced_loss: Loss::default(),
         }
+    }
+
+    /// From now on it tells the hashes of the weights after every so many steps; 0: never.
+    pub fn hash_every(&mut self, steps: u64) {
+        self.hash_every = steps;
     }
 
     /// The stage that it holds.
@@ -201,6 +211,9 @@ impl Host {
                 };
                 self.held()?.apply(&stage::Commit { step, version, update })?;
                 done.push(Done::Tell(Input::Applied(of)));
+                if self.hash_every > 0 && of.version.0.is_multiple_of(self.hash_every) {
+                    done.push(Done::Hashed(of, self.held()?.weight_hashes()));
+                }
             }
             Command::Load { of, from } => {
                 self.load(of, from)?;
@@ -403,7 +416,7 @@ impl Host {
     }
 
     fn load(&mut self, of: StateOf, from: LoadFrom) -> Result<(), HostError> {
-        let mut stage = (self.build)(of.stage);
+        let mut stage = (self.build)(of.stage)?;
         match from {
             LoadFrom::Seed => {}
             LoadFrom::Checkpoint => {
@@ -457,6 +470,9 @@ pub enum HostError {
     /// The stage refused.
     #[error(transparent)]
     Stage(#[from] StageError),
+    /// The stage could not be made.
+    #[error(transparent)]
+    Build(#[from] BuildError),
     /// The state could not be written down.
     #[error(transparent)]
     Save(#[from] SaveError),
@@ -478,7 +494,7 @@ mod tests {
             let run =
                 Run { train: TrainConfig { stages: 2, threads: 1, ..Default::default() }, ..Run::default() };
             let (architecture, rule) = (run.model.architecture(257), run.optimiser.rule());
-            pipeline::build_stage(&architecture, rule, &run.train, 0, stage.0.into()).unwrap()
+            pipeline::build_stage(&architecture, rule, &run.train, 0, stage.0.into())
         });
         let lots = Lots { microbatches: 1, lots: 1 };
         let mut host = Host::new(PeerId(0), build, Arc::new(|_, _| None), lots, Keep::All);

@@ -19,7 +19,20 @@
 //! # }
 //! ```
 
+pub mod charter;
+pub mod closing;
+pub mod compute;
+pub mod coordinator;
+pub mod disk;
+pub mod driver;
 pub mod events;
+pub mod guests;
 pub mod host;
+pub mod journal;
+pub mod member;
+pub mod post;
+pub mod registry;
+pub mod status;
 pub mod tensor;
 pub mod tensors;
+pub mod worker;

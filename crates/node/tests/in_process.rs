@@ -97,9 +97,8 @@ impl Swarm {
         }
         let (architecture, rule) = (run.model.architecture(vocabulary), run.optimiser.rule());
         let (train, seed) = (run.train.clone(), run.seed);
-        let build: Build = Arc::new(move |stage| {
-            pipeline::build_stage(&architecture, rule, &train, seed, stage.0.into()).unwrap()
-        });
+        let build: Build =
+            Arc::new(move |stage| pipeline::build_stage(&architecture, rule, &train, seed, stage.0.into()));
         let lots = run.train.lots();
         let stages = run.train.stages as u16;
         let spec = Spec {
@@ -111,7 +110,7 @@ impl Swarm {
             reduce,
             steps: Step(run.train.steps),
             checkpoint_every: 2,
-            elements: (0..stages).map(|stage| build(StageId(stage)).gradient_len() as u64).collect(),
+            elements: (0..stages).map(|stage| build(StageId(stage)).unwrap().gradient_len() as u64).collect(),
             state_bytes: 1,
             memory_bytes: 1,
             tuning: Tuning { quorum: peers as usize, ..Tuning::default() },
@@ -206,6 +205,7 @@ impl Swarm {
             for done in all_done {
                 match done {
                     Done::Send(envelope, tensor) => self.inbox.push_back((envelope, tensor)),
+                    Done::Hashed(..) => {}
                     Done::Save(of, part) => {
                         self.checkpoints.lock().unwrap().insert((of.stage, of.version), part.file);
                         inputs.push_back(worker::Input::Saved(of));

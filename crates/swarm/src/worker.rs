@@ -178,6 +178,11 @@ impl Worker {
         }
     }
 
+    /// Whether it was told that it will be taken away, and nobody counts on it any more.
+    pub fn has_left(&self) -> bool {
+        self.leaving && self.member.is_none()
+    }
+
     fn on_message(&mut self, envelope: Envelope, now: Time, out: &mut Vec<Command>) {
         if let Err(refusal) = self.admit(&envelope) {
             return self.refusals.count(refusal);
@@ -273,6 +278,9 @@ impl Worker {
 
     /// The beat says how we stand, and repeats what has not been answered.
     fn beat(&mut self, out: &mut Vec<Command>) {
+        if self.has_left() {
+            return;
+        }
         if self.member.is_none() {
             let hello = Hello::Worker { incarnation: self.incarnation, capability: self.capability.clone() };
             return self.tell_coordinator(Attempt(0), Body::Hello(hello), out);

@@ -61,6 +61,21 @@ pub fn prune(folder: &Path, written: u64, keep: usize, keep_every: u64) -> Resul
     Ok(())
 }
 
+/// Removes what crashes have left: checkpoints that were being written or removed. Nobody else may be writing.
+pub fn sweep(folder: &Path) -> Result<(), SaveError> {
+    if !folder.exists() {
+        return Ok(());
+    }
+    for entry in fs::read_dir(folder).map_err(at(folder))?.flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with("step-") && (name.ends_with(WRITING) || name.ends_with(OLD)) {
+            fs::remove_dir_all(entry.path()).map_err(at(&entry.path()))?;
+        }
+    }
+    Ok(())
+}
+
 /// Reads a file of at most `most` bytes.
 pub fn read(path: &Path, most: u64) -> Result<Vec<u8>, OpenError> {
     let fail = |source| OpenError::Read { path: path.to_path_buf(), source };
@@ -80,20 +95,16 @@ pub struct Aside {
 }
 
 impl Aside {
-    /// Starts the checkpoint of a step, and sweeps what crashes have left.
+    /// Starts the checkpoint of a step.
     pub fn new(folder: &Path, step: u64) -> Result<Aside, SaveError> {
         if !folder.exists() {
             fs::create_dir_all(folder).map_err(at(folder))?;
             sync_folder(folder.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new(".")))?;
         }
-        for entry in fs::read_dir(folder).map_err(at(folder))?.flatten() {
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            if name.starts_with("step-") && (name.ends_with(WRITING) || name.ends_with(OLD)) {
-                fs::remove_dir_all(entry.path()).map_err(at(&entry.path()))?;
-            }
-        }
         let path = folder.join(name(step) + WRITING);
+        if path.exists() {
+            fs::remove_dir_all(&path).map_err(at(&path))?;
+        }
         fs::create_dir(&path).map_err(at(&path))?;
         Ok(Aside { path })
     }

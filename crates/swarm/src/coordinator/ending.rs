@@ -425,12 +425,7 @@ impl Coordinator {
         let is_saved = self.saved.get(&version).is_some_and(|stages| stages.contains(&stage));
         let waits = |&(asked, at): &(PeerId, Time)| asked == peer && self.now < at + self.spec.tuning.pause;
         let was_asked = self.asked_to_save.get(&stage).is_some_and(waits);
-        if self.rests()
-            && !self.is_safe()
-            && !is_saved
-            && !was_asked
-            && self.saver(stage) == Some(peer)
-        {
+        if self.rests() && !self.is_safe() && !is_saved && !was_asked && self.saver(stage) == Some(peer) {
             self.asked_to_save.insert(stage, (peer, self.now));
             self.send(Address::Worker(peer), Attempt(0), Body::Save, out);
         }

@@ -1,0 +1,145 @@
+//! The run that this process coordinates: its folder, its authority, its charter, its tickets.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use starling_corpus::{Sampler, Tokeniser};
+use starling_model::run::Run;
+use starling_node::charter::Charter;
+use starling_node::coordinator::{Coordinator, Settings};
+use starling_node::guests::now_s;
+use starling_node::journal::Journal;
+use starling_swarm::ids::Epoch;
+use starling_swarm::journal::{JournalState, Record};
+use starling_transport::identity::Identity;
+use starling_transport::ticket::{Role, Ticket};
+use starling_transport::wan::Wan;
+
+use crate::run_folder::{Lock, RunFolder, write_whole};
+use crate::session::open_corpus;
+use crate::train;
+
+/// How long a ticket is good.
+const TICKET_S: u64 = 30 * 24 * 3600;
+
+/// What a user says of the run to be coordinated.
+#[derive(clap::Args, Clone)]
+pub struct RunArguments {
+    /// A run file (.toml), or any text file
+    pub input: PathBuf,
+    /// Go on with the run in its folder, with the settings recorded there; peers, stages and sites may be others
+    #[arg(long)]
+    pub resume: bool,
+    /// Override a setting, as --set optimiser.lr=1e-3; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// The run's folder [default: runs/NAME]
+    #[arg(long, value_name = "FOLDER")]
+    pub out: Option<PathBuf>,
+}
+
+/// See the module's head. The folder is ours as long as it lives.
+pub struct Hosted {
+    pub folder: RunFolder,
+    pub charter: Charter,
+    tokeniser: Tokeniser,
+    authority: Arc<Identity>,
+    _lock: Lock,
+}
+
+impl Hosted {
+    /// Opens a new run, or the one in the folder. The run begins when `peers` workers are there.
+    pub fn open(arguments: &RunArguments, peers: usize) -> Result<Hosted> {
+        let named = train::parse(&arguments.input, &arguments.set);
+        let folder = match train::folder_of(arguments.out.as_deref(), &named) {
+            Some(folder) => folder,
+            None => return Err(named.err().unwrap_or_else(|| anyhow::anyhow!("the run has no folder"))),
+        };
+        let (is_new, path) = (!folder.path().exists(), folder.path().to_path_buf());
+        let lock = folder.claim()?;
+        let opened = Hosted::open_in(arguments, named, folder, lock, peers);
+        if opened.is_err() && is_new {
+            let _ = std::fs::remove_dir_all(path); // Nothing is in it but what was made a moment ago.
+        }
+        opened
+    }
+
+    fn open_in(
+        arguments: &RunArguments,
+        named: Result<Run>,
+        folder: RunFolder,
+        lock: Lock,
+        peers: usize,
+    ) -> Result<Hosted> {
+        let shown = folder.path().display().to_string();
+        let recorded =
+            folder.run_file().exists().then(|| train::parse(&folder.run_file(), &[])).transpose()?;
+        if !arguments.resume && folder.is_used() {
+            bail!(
+                "{shown} holds a run already. Go on with it by --resume, or start another with --out FOLDER; \
+                 nothing was changed"
+            );
+        }
+        let run = match arguments.resume && recorded.is_some() {
+            true => train::parse(&folder.run_file(), &arguments.set)?,
+            false => named?,
+        };
+        let corpus = open_corpus(&run, &folder.corpus())?;
+        let tokeniser = corpus.tokeniser.clone();
+        let definition = run.definition(tokeniser.vocabulary(), corpus.content_hash().to_hex().to_string());
+        Sampler::new(corpus, run.data.held_out, run.model.context, run.seed)
+            .context("the corpus cannot be trained on as it is")?;
+        let charter = Charter::new(run, definition, peers)?;
+        let authority = Arc::new(Identity::load_or_generate(&folder.path().join("run.key"))?);
+        if let Some(recorded) = recorded.filter(|recorded| is_cut_otherwise(recorded, &charter.run)) {
+            begin_again_from_checkpoint(&folder.path().join("journal"), &recorded)?;
+        }
+        write_whole(&folder.run_file(), &toml::to_string(&charter.run)?)?;
+        Ok(Hosted { folder, charter, tokeniser, authority, _lock: lock })
+    }
+
+    /// Starts the coordinator.
+    pub fn start(&self, listen: std::net::SocketAddr, site: &str, wan: Wan) -> Result<Coordinator> {
+        Ok(Coordinator::start(Settings {
+            folder: self.folder.path().to_path_buf(),
+            listen,
+            site: site.into(),
+            authority: self.authority.clone(),
+            charter: self.charter.clone(),
+            tokeniser: self.tokeniser.clone(),
+            wan,
+        })?)
+    }
+
+    /// A ticket of the run.
+    pub fn ticket(&self, addresses: Vec<String>, role: Role, site: Option<String>) -> Ticket {
+        let expires_s = now_s() + TICKET_S;
+        Ticket::issue(&self.authority, self.charter.identity(), addresses, role, site, expires_s, 0)
+    }
+}
+
+/// Whether what the journal says of lots and stages means something else in the other run.
+fn is_cut_otherwise(a: &Run, b: &Run) -> bool {
+    let cut = |run: &Run| (run.train.stages, run.train.batch, run.train.microbatch, run.train.lots);
+    cut(a) != cut(b)
+}
+
+/// A run that is cut in another way goes on from its last checkpoint: nobody holds anything of the new cut. The old
+/// journal stays beside the new one.
+fn begin_again_from_checkpoint(path: &Path, recorded: &Run) -> Result<()> {
+    if !path.exists() {
+        return Ok(());
+    }
+    let book = JournalState::replay(&Journal::open::<Record>(path)?.1);
+    let old = path.with_file_name(format!("journal.{}-stages.term-{}", recorded.train.stages, book.term.0));
+    std::fs::rename(path, &old).with_context(|| format!("cannot move {}", path.display()))?;
+    let mut records = vec![
+        Record::Term(book.term),
+        Record::Checkpoint(book.checkpoint),
+        Record::Rollback(Epoch(book.epoch.0 + 1), book.checkpoint),
+    ];
+    records.extend(book.last_step.map(Record::LastStep));
+    records.extend(book.amendments.into_iter().map(|(step, settings)| Record::Amended(step, settings)));
+    Ok(Journal::open::<Record>(path)?.0.append(&records)?)
+}

@@ -1,0 +1,150 @@
+//! `starling join`: one peer of a run, on this machine.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use starling_corpus::Sampler;
+use starling_node::charter::Charter;
+use starling_node::driver::Driver;
+use starling_node::member::{Joining, Member};
+use starling_node::worker::Worker;
+use starling_transport::identity::Identity;
+use starling_transport::ticket::{Role, Ticket};
+use starling_transport::wan::Wan;
+use tokio::sync::Notify;
+
+use crate::{session, words};
+
+/// Take part in a run as a peer
+///
+/// The ticket says what this process does: a worker holds a stage of the model and computes, a driver feeds the
+/// pipeline from the corpus. Ctrl-C, or the SIGTERM that precedes a preemption, hands over what the peer holds
+/// before it leaves; a peer that is killed is replaced, and the training is the same.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  starling join starling-ticket-… --site paris\n  starling join starling-ticket-… --site paris --threads 8 --key my.key"
+)]
+pub struct Arguments {
+    /// The ticket that `starling run new` printed
+    ticket: String,
+    /// Where this machine stands: peers of one site are joined by a fast network
+    #[arg(long, default_value = "here")]
+    site: String,
+    /// Threads that compute; 0 means one for every core
+    #[arg(long)]
+    threads: Option<usize>,
+    /// The peer's key, made if it does not exist [default: a new one for this process]
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// Where a driver keeps token shards [default: a temporary folder]
+    #[arg(long, value_name = "FOLDER")]
+    cache: Option<PathBuf>,
+    /// Emulate slow links between sites, as 200mbit,50ms
+    #[arg(long, value_name = "RATE,LATENCY")]
+    wan: Option<Wan>,
+    /// Seconds from a notice (Ctrl-C, SIGTERM) until this process is gone
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    grace: u64,
+    /// End when standard input ends: the process that started this one is gone
+    #[arg(long, hide = true)]
+    until_stdin_ends: bool,
+}
+
+pub fn run(arguments: Arguments) -> Result<ExitCode> {
+    let ticket: Ticket = arguments.ticket.parse()?;
+    if ticket.role == Role::Operator {
+        bail!(
+            "this ticket is for looking at the run (starling status, starling run …), not for taking part in it"
+        );
+    }
+    let identity = match &arguments.key {
+        Some(path) => Identity::load_or_generate(path)?,
+        None => Identity::generate(),
+    };
+    if arguments.until_stdin_ends {
+        std::thread::spawn(|| {
+            let _ = std::io::stdin().lock().read_to_end(&mut Vec::new());
+            std::process::exit(0);
+        });
+    }
+    let notice = listen_for_notice()?;
+    let runtime = runtime(2)?;
+    runtime.block_on(take_part(arguments, identity, ticket, notice))
+}
+
+async fn take_part(
+    arguments: Arguments,
+    identity: Identity,
+    ticket: Ticket,
+    notice: Arc<Notify>,
+) -> Result<ExitCode> {
+    let Arguments { site, threads, cache, wan, grace, .. } = arguments;
+    let joining = Joining {
+        identity: Arc::new(identity),
+        ticket,
+        site,
+        wan: wan.unwrap_or_default(),
+        patience: Duration::from_secs(60),
+    };
+    let (member, mut charter) = Member::join(joining).await?;
+    words::tell(&format!(
+        "joined {} as {} {}; the run has {} stages and {} steps",
+        charter.run.name,
+        member.role(),
+        member.number(),
+        charter.spec.stages,
+        charter.spec.steps.0
+    ));
+    charter.run.train.threads = threads.unwrap_or(charter.run.train.threads);
+    match member.role() {
+        Role::Worker => {
+            Worker::new(member, &charter, notice, Duration::from_secs(grace))?.run().await?;
+        }
+        Role::Driver => {
+            let temporary = tempfile::tempdir().context("cannot make a temporary folder")?;
+            let sampler = sampler(&charter, cache.as_deref().unwrap_or(temporary.path()))?;
+            Driver::new(member, charter, sampler, notice).run().await;
+        }
+        Role::Operator => {}
+    }
+    words::tell("left the run in good order");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Opens the run's corpus on this machine; it must be the one that the run was defined with.
+fn sampler(charter: &Charter, cache: &Path) -> Result<Sampler> {
+    let run = &charter.run;
+    let corpus = session::open_corpus(run, cache)?;
+    if corpus.content_hash().to_hex().as_str() != charter.definition.corpus {
+        bail!(
+            "the text on this machine is not the one that the run was made with; a driver must read the same files"
+        );
+    }
+    Ok(Sampler::new(corpus, run.data.held_out, run.model.context, run.seed)?)
+}
+
+/// The first Ctrl-C or SIGTERM is a notice, the second ends at once.
+fn listen_for_notice() -> Result<Arc<Notify>> {
+    let notice = Arc::new(Notify::new());
+    let (told, mut count) = (notice.clone(), 0);
+    ctrlc::set_handler(move || {
+        count += 1;
+        if count > 1 {
+            std::process::exit(crate::interrupt::EXIT.into());
+        }
+        words::tell("leaving: handing over what this peer holds; once more to leave at once");
+        told.notify_one();
+    })
+    .context("cannot listen for Ctrl-C")?;
+    Ok(notice)
+}
+
+/// Threads for the network; what computes has its own.
+pub fn runtime(threads: usize) -> Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(threads).enable_all().build().context("cannot start the network's threads")
+}

@@ -1,0 +1,110 @@
+//! What a person sees while a run goes on: how it stands, drawn again and again on a terminal, now and then a line
+//! elsewhere.
+
+use std::collections::BTreeSet;
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use starling_node::status::Status;
+
+use super::peers::Peers;
+use crate::words;
+
+/// Between two lines when nobody watches.
+const QUIET: Duration = Duration::from_secs(5);
+/// News that stay on the screen.
+const MOST_NEWS: usize = 4;
+
+pub struct View {
+    is_terminal: bool,
+    /// Lines that were drawn, to be drawn over.
+    drawn: usize,
+    last_line: Option<Instant>,
+    told: BTreeSet<String>,
+}
+
+impl View {
+    pub fn new() -> View {
+        let is_terminal = std::io::stderr().is_terminal();
+        View { is_terminal, drawn: 0, last_line: None, told: BTreeSet::new() }
+    }
+
+    pub fn show(&mut self, status: &Status, peers: &Peers) {
+        if self.is_terminal {
+            return self.draw(&lines(status, peers));
+        }
+        for news in &status.news {
+            if self.told.insert(news.clone()) {
+                words::tell(news);
+            }
+        }
+        if self.last_line.is_none_or(|last| last.elapsed() >= QUIET) {
+            self.last_line = Some(Instant::now());
+            words::tell(&format!("{}; waits for {}", summary(status), status.waits_for));
+        }
+    }
+
+    /// Leaves the last picture where it is.
+    pub fn finish(&mut self) {
+        self.drawn = 0;
+    }
+
+    fn draw(&mut self, lines: &[String]) {
+        let mut text = String::new();
+        if self.drawn > 0 {
+            text.push_str(&format!("\x1b[{}A", self.drawn));
+        }
+        for line in lines {
+            text.push_str(&format!("\x1b[2K{line}\n"));
+        }
+        for _ in lines.len()..self.drawn {
+            text.push_str("\x1b[2K\n");
+        }
+        self.drawn = self.drawn.max(lines.len());
+        let _ = write!(std::io::stderr().lock(), "{text}");
+    }
+}
+
+fn summary(status: &Status) -> String {
+    let loss = status.loss.map_or("–".into(), |loss| format!("{loss:.4}"));
+    let left = status.steps.saturating_sub(status.step) as f64;
+    let eta = match status.steps_per_s > 0.0 {
+        true => words::time(Duration::from_secs_f64((left / status.steps_per_s).min(1e9))),
+        false => "–".into(),
+    };
+    format!(
+        "{}  step {}/{}  loss {loss}  {} tokens/s  ETA {eta}",
+        status.name,
+        status.step,
+        status.steps,
+        words::count(status.tokens_per_s),
+    )
+}
+
+fn lines(status: &Status, peers: &Peers) -> Vec<String> {
+    let mut lines = vec![summary(status)];
+    for (number, stage) in status.stages.iter().enumerate() {
+        let mut held: Vec<String> = Vec::new();
+        for peer in &stage.peers {
+            let mark = match (peer.active, peer.leaving) {
+                (_, true) => "↓",
+                (true, _) => "●",
+                (false, _) => "○",
+            };
+            held.push(format!("{mark} {} {} q{}", peer.number, peer.site, peer.queued));
+        }
+        let held = if held.is_empty() { "nobody".into() } else { held.join("   ") };
+        lines.push(format!("  stage {number}  {} open lots  {held}", stage.open_lots));
+    }
+    lines.push(format!(
+        "  {} drivers, {} processes, {} died so far; last checkpoint at step {}",
+        status.drivers,
+        peers.alive(),
+        peers.kills(),
+        status.checkpoint
+    ));
+    lines.push(format!("  waits for {}", status.waits_for));
+    let from = status.news.len().saturating_sub(MOST_NEWS);
+    lines.extend(status.news[from..].iter().map(|news| format!("  · {news}")));
+    lines.iter().map(|line| line.chars().take(150).collect()).collect()
+}

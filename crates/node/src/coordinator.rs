@@ -1,0 +1,481 @@
+//! The coordinator as a process: the machine between the network, its journal and the checkpoints.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use starling_corpus::Tokeniser;
+use starling_model::checkpoint::{Part, PartHead, Progress};
+use starling_model::pipeline::weights_hash;
+use starling_model::reference::StepReport;
+use starling_swarm::coordinator::{self, Command, Input, Order};
+use starling_swarm::ids::*;
+use starling_swarm::journal::{JournalState, Record};
+use starling_swarm::time::Time;
+use starling_swarm::worker::io::StateOf;
+use starling_transport::endpoint::{Endpoint, Event as NetworkEvent, Limits, StartError};
+use starling_transport::identity::{Identity, PublicKey};
+use starling_transport::ticket::Role;
+use starling_transport::wan::{LinkState, Wan};
+use tokio::sync::{mpsc, watch};
+
+use crate::charter::Charter;
+use crate::closing::conclude;
+use crate::disk::{Disk, DiskError, Kept};
+use crate::events::{Event, EventLog, LogError};
+use crate::guests::Guest;
+use crate::journal::{Journal, JournalError};
+use crate::post::Post;
+use crate::registry::Registry;
+use crate::status::{PeerStatus, StageStatus, Status};
+
+/// Events of the network, and orders, that wait for the loop, at the most.
+const MOST_EVENTS: usize = 1024;
+/// What the coordinator said last: as much of it as is shown.
+const MOST_NEWS: usize = 20;
+/// Steps over which the rate is measured.
+const RECENT: usize = 20;
+/// Between two looks at how the run stands.
+const LOOK: Duration = Duration::from_millis(200);
+/// How long members may take to hear that the run is over.
+const FAREWELL: Duration = Duration::from_secs(3);
+
+/// What a coordinator needs to know.
+pub struct Settings {
+    /// The run's folder: journal, members and checkpoints are in it.
+    pub folder: PathBuf,
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Where it stands.
+    pub site: String,
+    /// Its key, which is the run's authority.
+    pub authority: Arc<Identity>,
+    /// What it tells who joins.
+    pub charter: Charter,
+    /// From text to tokens, for the checkpoints.
+    pub tokeniser: Tokeniser,
+    /// What is emulated between sites.
+    pub wan: Wan,
+}
+
+/// See the module's head.
+pub struct Coordinator {
+    machine: coordinator::Coordinator,
+    endpoint: Endpoint,
+    events: mpsc::Receiver<NetworkEvent>,
+    registry: Arc<Registry>,
+    disk: Disk,
+    charter: Charter,
+    site: String,
+    wan: Wan,
+    log: EventLog,
+    orders: (mpsc::Sender<Order>, mpsc::Receiver<Order>),
+    status: watch::Sender<Status>,
+    /// What came of steps whose commits are on their way to the journal.
+    reports: BTreeMap<Step, StepReport>,
+    /// The hashes of weights, as far as the stages have told them.
+    hashes: BTreeMap<(Epoch, Step), BTreeMap<StageId, BTreeMap<String, [u8; 32]>>>,
+    recent: VecDeque<(Instant, u64)>,
+    last_loss: Option<f64>,
+    news: VecDeque<String>,
+    clock: u64,
+    start: Instant,
+    next_look: Instant,
+}
+
+impl Coordinator {
+    /// Takes over what the journal in the folder says; a new folder is a new run.
+    pub fn start(settings: Settings) -> Result<Coordinator, CoordinatorError> {
+        let Settings { folder, listen, site, authority, charter, tokeniser, wan } = settings;
+        let (journal, records) = Journal::open::<Record>(&folder.join("journal"))?;
+        let registry = Registry::open(&folder.join("members"), authority.clone(), &site, &charter)?;
+        let registry = Arc::new(registry);
+        let (run, definition) = (charter.run.clone(), charter.definition.clone());
+        let progress = Progress { run, definition, tokeniser, skipped: 0 };
+        let disk = Disk::start(journal, &folder.join("checkpoints"), progress)?;
+        let mut log = EventLog::open(&folder.join("events.jsonl"))?;
+        let book = JournalState::replay(&records);
+        log.append(Event::Started {
+            version: env!("CARGO_PKG_VERSION").into(),
+            identity: charter.definition.identity(),
+            step: book.step.0,
+            steps: charter.run.train.steps,
+            parameters: charter.run.model.architecture(charter.definition.vocabulary).elements() as u64,
+            stages: charter.spec.stages.into(),
+        })?;
+        let (sender, events) = mpsc::channel(MOST_EVENTS);
+        let runtime = tokio::runtime::Handle::current();
+        let endpoint =
+            Endpoint::start(&runtime, authority, Some(listen), registry.clone(), Limits::default(), sender)?;
+        let mut commands = Vec::new();
+        let (spec, count) = (charter.spec.clone(), records.len() as u64);
+        let machine = coordinator::Coordinator::new(spec, book, count, Time(0), &mut commands);
+        let now = Instant::now();
+        let mut coordinator = Coordinator {
+            machine,
+            endpoint,
+            events,
+            registry,
+            disk,
+            charter,
+            site,
+            wan,
+            log,
+            orders: mpsc::channel(MOST_EVENTS),
+            status: watch::channel(Status::default()).0,
+            reports: BTreeMap::new(),
+            hashes: BTreeMap::new(),
+            recent: VecDeque::from([(now, 0)]),
+            last_loss: None,
+            news: VecDeque::new(),
+            clock: 0,
+            start: now,
+            next_look: now,
+        };
+        coordinator.carry_out(commands)?;
+        Ok(coordinator)
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.endpoint.address()
+    }
+
+    /// How the run stands, now and later.
+    pub fn status(&self) -> watch::Receiver<Status> {
+        self.status.subscribe()
+    }
+
+    /// Where orders are given.
+    pub fn orders(&self) -> mpsc::Sender<Order> {
+        self.orders.0.clone()
+    }
+
+    /// Coordinates until the run is over.
+    pub async fn run(mut self) -> Result<(), CoordinatorError> {
+        while !self.machine.is_finished() {
+            let wake = self.start + Duration::from_micros(self.machine.next_wake().0.min(1 << 50));
+            tokio::select! {
+                biased;
+                kept = self.disk.next() => self.on_kept(kept?)?,
+                Some(event) = self.events.recv() => self.on_event(event)?,
+                Some(order) = self.orders.1.recv() => self.tell(Input::Operator(order))?,
+                () = tokio::time::sleep_until(wake.into()) => self.tell(Input::Wake)?,
+            }
+            if Instant::now() >= self.next_look {
+                self.look();
+            }
+        }
+        self.finish().await
+    }
+
+    async fn finish(mut self) -> Result<(), CoordinatorError> {
+        let version = self.machine.journal().step;
+        let weights = self.hashes.values().next_back().map(|stages| self.combined(stages));
+        self.log.append(Event::Finished { step: version.0, weights: weights.unwrap_or_default() })?;
+        self.look();
+        for key in self.connected() {
+            self.write(key, Post::Over, Vec::new());
+        }
+        // They close when they have heard it.
+        let until = Instant::now() + FAREWELL;
+        while !self.connected().is_empty() {
+            match tokio::time::timeout_at(until.into(), self.events.recv()).await {
+                Ok(Some(_)) => {}
+                _ => break,
+            }
+        }
+        self.endpoint.close();
+        Ok(())
+    }
+
+    fn connected(&self) -> Vec<PublicKey> {
+        let overview = self.machine.overview();
+        let workers = overview.workers.iter().map(|worker| worker.peer.0);
+        let drivers = overview.drivers.iter().map(|driver| driver.0);
+        let keys = workers.chain(drivers).filter_map(|number| Some(self.registry.by_number(number)?.0));
+        keys.filter(|&key| self.endpoint.is_connected(key)).collect()
+    }
+
+    fn on_event(&mut self, event: NetworkEvent) -> Result<(), CoordinatorError> {
+        match event {
+            NetworkEvent::Letter { from, letter } => {
+                let Ok((clock, post, body)) = Post::open(&letter) else { return Ok(()) };
+                self.clock = self.clock.max(clock) + 1;
+                self.on_post(from, post, body)
+            }
+            NetworkEvent::Connected { with, .. } => {
+                let Some(guest) = self.registry.get(with) else { return Ok(()) };
+                match self.wan.link_between(&self.site, &guest.site) {
+                    Some(LinkState::Open(link)) => {
+                        self.endpoint.shape(with, Some((format!("{}-{}", self.site, guest.site), link)));
+                    }
+                    Some(LinkState::Cut) => self.endpoint.cut(with, true),
+                    None => {}
+                }
+                Ok(())
+            }
+            NetworkEvent::Refused { key, at, why } => {
+                let who = key.map_or("somebody without a key".into(), |key| key.short());
+                self.say(format!("refused {who} at {at}: {why}"));
+                Ok(())
+            }
+            NetworkEvent::Closed { .. } | NetworkEvent::Unreachable { .. } => Ok(()),
+        }
+    }
+
+    fn on_post(&mut self, from: PublicKey, post: Post, body: Bytes) -> Result<(), CoordinatorError> {
+        let guest = self.registry.get(from);
+        let is_worker = guest.as_ref().is_some_and(|guest| guest.role == Role::Worker);
+        match post {
+            // Nobody speaks in another's name.
+            Post::Swarm(envelope, _) if guest.as_ref().and_then(Guest::address) == Some(envelope.from) => {
+                self.tell(Input::Message(envelope))?;
+            }
+            Post::WhoIs(number) if guest.is_some() => {
+                let card = self.registry.card(number);
+                self.write(from, Post::ThisIs(number, card), Vec::new());
+            }
+            Post::Keep(of, head) if is_worker && self.is_believable(of, &head) => {
+                self.disk.keep(from, of, Part { head, file: body.to_vec() })?;
+            }
+            Post::Fetch(of, parameters) if is_worker => self.disk.fetch(from, of, parameters)?,
+            Post::Hashes(of, hashes) if is_worker => self.on_hashes(of, hashes)?,
+            // An operator has shown its ticket, or it would not be connected; members give no orders.
+            Post::Order(order) if guest.is_none() => {
+                self.tell(Input::Operator(order))?;
+                self.answer(from);
+            }
+            Post::Ask if guest.is_none() => self.answer(from),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn is_believable(&self, of: StateOf, head: &PartHead) -> bool {
+        let book = self.machine.journal();
+        of.stage.0 < self.charter.spec.stages
+            && of.epoch == book.epoch
+            && of.version <= book.step
+            && of.version > book.checkpoint
+            && head.class.len() <= 256
+    }
+
+    fn on_kept(&mut self, kept: Kept) -> Result<(), CoordinatorError> {
+        match kept {
+            Kept::Journaled(number) => self.tell(Input::Journaled(number))?,
+            Kept::Part(from, of) => self.write(from, Post::Kept(of), Vec::new()),
+            Kept::Found(to, of, file) => {
+                let found = file.is_some();
+                self.write(to, Post::Fetched(of, found), file.into_iter().map(Bytes::from).collect());
+            }
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, input: Input) -> Result<(), CoordinatorError> {
+        let mut commands = Vec::new();
+        let before = (self.machine.journal().step, self.machine.journal().epoch);
+        self.machine.handle(input, self.now(), &mut commands);
+        self.carry_out(commands)?;
+        let book = self.machine.journal();
+        if (book.step, book.epoch) != before {
+            let (step, epoch) = (book.step, book.epoch);
+            self.on_new_version(before, (step, epoch))?;
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, commands: Vec<Command>) -> Result<(), CoordinatorError> {
+        for command in commands {
+            match command {
+                Command::Send(envelope) => {
+                    let number = match envelope.to {
+                        Address::Worker(peer) => peer.0,
+                        Address::Driver(driver) => driver.0,
+                        Address::Coordinator => continue,
+                    };
+                    if let Some((key, _)) = self.registry.by_number(number) {
+                        self.write(key, Post::Swarm(envelope, None), Vec::new());
+                    }
+                }
+                Command::Append(number, record) => {
+                    let skipped = self.machine.journal().skipped.len() as u64;
+                    self.disk.append(number, record, skipped)?;
+                }
+                Command::Conclude(number, step, summaries) => {
+                    let skipped = self.machine.journal().skipped.len() as u64;
+                    let (report, constants) = conclude(&self.charter.run, step, skipped, &summaries)?;
+                    self.reports.insert(step, report);
+                    self.tell(Input::Concluded(number, constants))?;
+                }
+                Command::Tell(text) => self.say(text),
+            }
+        }
+        Ok(())
+    }
+
+    /// A step was closed, or the run went back.
+    fn on_new_version(
+        &mut self,
+        before: (Step, Epoch),
+        after: (Step, Epoch),
+    ) -> Result<(), CoordinatorError> {
+        if after.1 != before.1 && after.0 <= before.0 && before.1 > Epoch(0) {
+            self.log.append(Event::WentBack { from: before.0.0, to: after.0.0 })?;
+        }
+        self.hashes.retain(|(epoch, version), _| *epoch == after.1 && version.0 + 2 > after.0.0);
+        let Some(report) = after.0.0.checked_sub(1).and_then(|step| self.reports.remove(&Step(step))) else {
+            return Ok(());
+        };
+        self.reports.clear();
+        let now = Instant::now();
+        let seconds = self.recent.back().map_or(0.0, |(then, _)| now.duration_since(*then).as_secs_f64());
+        self.recent.push_back((now, report.loss.tokens));
+        if self.recent.len() > RECENT {
+            self.recent.pop_front();
+        }
+        self.last_loss = Some(report.loss.mean());
+        self.log.append(Event::Step {
+            step: report.step,
+            loss: report.loss.mean(),
+            tokens: report.loss.tokens,
+            lr: report.lr,
+            norm: report.norm,
+            seconds,
+            weights: None,
+            skipped: report.skipped,
+        })?;
+        self.look();
+        Ok(())
+    }
+
+    /// A replica tells the hashes of its weights: they must be those of the others.
+    fn on_hashes(&mut self, of: StateOf, hashes: BTreeMap<String, [u8; 32]>) -> Result<(), CoordinatorError> {
+        let book = self.machine.journal();
+        if of.epoch != book.epoch || of.version > book.step || of.version.0 + 2 <= book.step.0 {
+            return Ok(());
+        }
+        let stages = self.hashes.entry((of.epoch, of.version)).or_default();
+        match stages.get(&of.stage) {
+            Some(known) if *known == hashes => return Ok(()),
+            Some(_) => return Err(CoordinatorError::Diverged(of.stage, of.version.0)),
+            None => stages.insert(of.stage, hashes),
+        };
+        if stages.len() == usize::from(self.charter.spec.stages) {
+            let weights = self.hashes.get(&(of.epoch, of.version)).map(|stages| self.combined(stages));
+            let step = of.version.0.saturating_sub(1);
+            self.log.append(Event::Weights { step, weights: weights.unwrap_or_default() })?;
+        }
+        Ok(())
+    }
+
+    fn combined(&self, stages: &BTreeMap<StageId, BTreeMap<String, [u8; 32]>>) -> String {
+        weights_hash(stages.values().cloned())
+    }
+
+    fn write(&mut self, to: PublicKey, post: Post, body: Vec<Bytes>) {
+        self.clock += 1;
+        if let Some(letter) = post.seal(self.clock, body) {
+            // Lost if it is out of reach: whoever lacks something says so with its next beat.
+            let _ = self.endpoint.send(to, letter);
+        }
+    }
+
+    fn answer(&mut self, operator: PublicKey) {
+        self.look();
+        let status = self.status.borrow().clone();
+        self.write(operator, Post::Told(Box::new(status)), Vec::new());
+    }
+
+    fn say(&mut self, text: String) {
+        self.news.push_back(text);
+        if self.news.len() > MOST_NEWS {
+            self.news.pop_front();
+        }
+    }
+
+    fn look(&mut self) {
+        self.next_look = Instant::now() + LOOK;
+        let (book, overview) = (self.machine.journal(), self.machine.overview());
+        let mut stages: Vec<StageStatus> = overview
+            .open_lots
+            .iter()
+            .map(|&open_lots| StageStatus { open_lots, ..StageStatus::default() })
+            .collect();
+        let mut idle = Vec::new();
+        for worker in &overview.workers {
+            let (key, site) = match self.registry.by_number(worker.peer.0) {
+                Some((key, guest)) => (key.short(), guest.site),
+                None => Default::default(),
+            };
+            let status = PeerStatus {
+                number: worker.peer.0,
+                key,
+                site,
+                queued: worker.queued,
+                active: worker.active,
+                leaving: worker.leaving,
+            };
+            match worker.stage.and_then(|stage| stages.get_mut(stage.0 as usize)) {
+                Some(stage) => stage.peers.push(status),
+                None => idle.push(status),
+            }
+        }
+        let tokens: u64 = self.recent.iter().skip(1).map(|(_, tokens)| tokens).sum();
+        let span = match (self.recent.front(), self.recent.back()) {
+            (Some((first, _)), Some((last, _))) => last.duration_since(*first).as_secs_f64(),
+            _ => 0.0,
+        };
+        self.status.send_replace(Status {
+            name: self.charter.run.name.clone(),
+            step: book.step.0,
+            steps: book.last_step.unwrap_or(self.charter.spec.steps).0,
+            rollbacks: book.epoch.0.saturating_sub(1),
+            checkpoint: book.checkpoint.0,
+            loss: self.last_loss,
+            tokens_per_s: if span > 0.0 { tokens as f64 / span } else { 0.0 },
+            steps_per_s: if span > 0.0 { (self.recent.len() - 1) as f64 / span } else { 0.0 },
+            waits_for: self.machine.why_waiting(),
+            paused: book.paused,
+            finished: self.machine.is_finished(),
+            stages,
+            idle,
+            drivers: overview.drivers.len() as u32,
+            news: self.news.iter().cloned().collect(),
+        });
+    }
+
+    fn now(&self) -> Time {
+        Time(self.start.elapsed().as_micros() as u64)
+    }
+}
+
+/// Why a coordinator ended before its run was over.
+#[derive(Debug, thiserror::Error)]
+pub enum CoordinatorError {
+    /// The journal or the registry cannot be used.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The disk failed.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// The event log failed.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// The network could not be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// A stage's summary cannot be read.
+    #[error("what a stage told of its gradient cannot be read ({0}); its peer is of another version")]
+    Summary(#[from] serde_json::Error),
+    /// Two replicas differ.
+    #[error(
+        "two replicas of {0} have different weights after {1} steps: one of them computes wrongly. The run stops rather \
+         than train something else; go on from the last checkpoint"
+    )]
+    Diverged(StageId, u64),
+}

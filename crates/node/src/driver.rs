@@ -1,0 +1,94 @@
+//! A driver as a process: the machine between the network and the corpus.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use starling_corpus::Sampler;
+use starling_model::batch;
+use starling_swarm::driver::{self, Command, Input};
+use starling_swarm::ids::{DriverId, Microbatch, Step};
+use starling_swarm::message::Body;
+use starling_swarm::time::Time;
+use tokio::sync::Notify;
+
+use crate::charter::Charter;
+use crate::member::{Arrived, Member};
+use crate::post::Post;
+use crate::tensor::Tensor;
+
+/// See the module's head.
+pub struct Driver {
+    member: Member,
+    machine: driver::Driver,
+    sampler: Sampler,
+    charter: Charter,
+    start: Instant,
+    notice: Arc<Notify>,
+    is_over: bool,
+}
+
+impl Driver {
+    /// A driver of the run that `member` has joined, which takes its samples from here. `notice` ends it.
+    pub fn new(member: Member, charter: Charter, sampler: Sampler, notice: Arc<Notify>) -> Driver {
+        let (me, site) = (DriverId(member.number()), member.site());
+        let machine = driver::Driver::new(me, new_life(), site, charter.spec.clone(), Time(0));
+        Driver { member, machine, sampler, charter, start: Instant::now(), notice, is_over: false }
+    }
+
+    /// Feeds the pipeline until the run is over.
+    pub async fn run(mut self) {
+        while !self.is_over {
+            let wake = self.next_wake();
+            tokio::select! {
+                biased;
+                Some(event) = self.member.next() => match self.member.on_event(event) {
+                    Some(Arrived::Swarm(envelope, _)) => self.tell(Input::Message(envelope)),
+                    Some(Arrived::Post(Post::Over, _)) => self.is_over = true,
+                    Some(Arrived::Post(..)) | None => {}
+                },
+                // Its lots are leased to others as soon as its silence is noticed; it holds nothing that could be lost.
+                () = self.notice.notified() => self.is_over = true,
+                () = tokio::time::sleep_until(wake.into()) => {
+                    self.member.wake();
+                    if self.machine.next_wake() <= self.now() {
+                        self.tell(Input::Wake);
+                    }
+                }
+            }
+        }
+        self.member.close();
+    }
+
+    fn next_wake(&self) -> Instant {
+        let machine = self.start + Duration::from_micros(self.machine.next_wake().0.min(1 << 50));
+        self.member.next_wake().map_or(machine, |wake| wake.min(machine))
+    }
+
+    fn tell(&mut self, input: Input) {
+        let mut commands = Vec::new();
+        self.machine.handle(input, self.now(), &mut commands);
+        for Command::Send(envelope) in commands {
+            let tensor = match &envelope.body {
+                Body::Begin(work, _) => Some(self.contents(envelope.fence.step, work.microbatch)),
+                _ => None,
+            };
+            self.member.send(envelope, tensor.as_ref());
+        }
+    }
+
+    fn contents(&self, step: Step, microbatch: Microbatch) -> Arc<Tensor> {
+        let run = &self.charter.run;
+        let samples = run.train.samples(step.0, microbatch.0);
+        let (input, meta) = batch::training(&self.sampler, samples, run.data.document_mask);
+        Arc::new(Tensor::Activation(input, meta))
+    }
+
+    fn now(&self) -> Time {
+        Time(self.start.elapsed().as_micros() as u64)
+    }
+}
+
+/// A number that no earlier life of this peer had, unless its clock was put back to the very nanosecond.
+pub fn new_life() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
+}

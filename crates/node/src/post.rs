@@ -1,0 +1,156 @@
+//! What nodes write to each other: the machines' messages with their tensors, and what hosts must settle besides.
+//!
+//! A letter's head is this, its body the elements of a tensor or a file. Every letter carries the sender's logical
+//! clock, so that the event logs of all nodes can be put into one order in which no effect stands before its cause.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use starling_model::checkpoint::PartHead;
+use starling_swarm::coordinator::Order;
+use starling_swarm::ids::SiteId;
+use starling_swarm::message::{Envelope, Urgency};
+use starling_swarm::worker::io::StateOf;
+use starling_transport::endpoint::Contact;
+use starling_transport::letter::{Lane, Letter, MAX_HEAD_BYTES};
+use starling_transport::ticket::{Pass, Role};
+
+use crate::status::Status;
+use crate::tensor::{Tensor, TensorHead, TornTensor};
+
+/// What a letter says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Post {
+    /// From machine to machine.
+    Swarm(Envelope, Option<TensorHead>),
+    /// Member → coordinator: how do I reach the member of this number?
+    WhoIs(u32),
+    /// Coordinator → member.
+    ThisIs(u32, Option<Card>),
+    /// Worker → coordinator: keep this part of a checkpoint. The body is its file.
+    Keep(StateOf, PartHead),
+    /// Coordinator → worker: it is safe.
+    Kept(StateOf),
+    /// Worker → coordinator: these parameters of a checkpoint, please.
+    Fetch(StateOf, Vec<String>),
+    /// Coordinator → worker: they are the body, if there is such a checkpoint.
+    Fetched(StateOf, bool),
+    /// Worker → coordinator: the hashes of the weights of this state.
+    Hashes(StateOf, BTreeMap<String, [u8; 32]>),
+    /// Operator → coordinator: do this.
+    Order(Order),
+    /// Operator → coordinator: how does the run stand?
+    Ask,
+    /// Coordinator → operator: so. Or what came of an order.
+    Told(Box<Status>),
+    /// Coordinator → everybody: the run is over.
+    Over,
+}
+
+/// How a member is reached, and who it is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Card {
+    /// Its key and addresses.
+    pub contact: Contact,
+    /// What it does.
+    pub role: Role,
+    /// Where it stands.
+    pub site: String,
+}
+
+/// How a node introduces itself.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Introduction {
+    /// The version of its binary.
+    pub version: String,
+    /// What lets it in.
+    pub credential: Credential,
+    /// Where it stands.
+    pub site: String,
+    /// Where others reach it.
+    pub addresses: Vec<String>,
+}
+
+/// What lets a node in.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Credential {
+    /// To the coordinator: a ticket, as text.
+    Ticket(String),
+    /// To anybody: the coordinator's word on its key.
+    Pass(Pass),
+}
+
+/// What a coordinator answers who it lets in.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Admission {
+    /// The coordinator's word on the newcomer's key.
+    pub pass: Pass,
+    /// The number of its site.
+    pub site: SiteId,
+    /// Where the coordinator stands.
+    pub coordinator_site: String,
+    /// The [`crate::charter::Charter`], as JSON.
+    pub charter: String,
+}
+
+/// Most bytes of an introduction.
+pub const MAX_INTRODUCTION_BYTES: usize = 16 << 10;
+
+#[derive(Serialize, Deserialize)]
+struct Head {
+    clock: u64,
+    post: Post,
+}
+
+/// Why a letter cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum Unreadable {
+    /// Its head is not of this protocol.
+    #[error("it is not of this protocol; the sender is broken or of another version")]
+    Head,
+    /// Its tensor is torn.
+    #[error(transparent)]
+    Tensor(#[from] TornTensor),
+}
+
+impl Post {
+    /// What it may wait behind.
+    fn lane(&self) -> Lane {
+        match self {
+            Post::Swarm(envelope, _) => match envelope.urgency() {
+                Urgency::Control => Lane::Control,
+                Urgency::Work => Lane::Work,
+                Urgency::Sum => Lane::Sum,
+                Urgency::State => Lane::State,
+            },
+            Post::Keep(..) | Post::Fetched(..) => Lane::State,
+            _ => Lane::Control,
+        }
+    }
+
+    /// As a letter, with what belongs to it. None if it is larger than a letter may be.
+    pub fn seal(self, clock: u64, body: Vec<Bytes>) -> Option<Letter> {
+        let lane = self.lane();
+        let head = postcard::to_stdvec(&Head { clock, post: self }).ok()?;
+        (head.len() <= MAX_HEAD_BYTES).then(|| Letter { lane, head: head.into(), body })
+    }
+
+    /// A machine's message and its tensor.
+    pub fn of(envelope: Envelope, tensor: Option<&Arc<Tensor>>) -> (Post, Vec<Bytes>) {
+        let (head, body) = tensor.map(Tensor::encode).unzip();
+        (Post::Swarm(envelope, head), body.unwrap_or_default())
+    }
+
+    /// Reads a letter: the sender's clock, what it says, and what belongs to it.
+    pub fn open(letter: &Letter) -> Result<(u64, Post, Bytes), Unreadable> {
+        let Head { clock, post } = postcard::from_bytes(&letter.head).map_err(|_| Unreadable::Head)?;
+        Ok((clock, post, letter.body.first().cloned().unwrap_or_default()))
+    }
+}
+
+/// The tensor that came with a message.
+pub fn tensor(head: Option<TensorHead>, body: &[u8]) -> Result<Option<Arc<Tensor>>, TornTensor> {
+    head.map(|head| Tensor::decode(head, body).map(Arc::new)).transpose()
+}

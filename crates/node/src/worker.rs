@@ -1,0 +1,226 @@
+//! A worker as a process: the machine between the network and the thread that computes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use starling_model::memory;
+use starling_swarm::ids::PeerId;
+use starling_swarm::message::Capability;
+use starling_swarm::time::Time;
+use starling_swarm::worker::io::StateOf;
+use starling_swarm::worker::{self, Command, Input};
+use tokio::sync::{Notify, mpsc};
+
+use crate::charter::Charter;
+use crate::compute::{Compute, Outcome};
+use crate::driver::new_life;
+use crate::host::{Done, Fetch, Host};
+use crate::member::{Arrived, Member};
+use crate::post::Post;
+use crate::tensors::Tensors;
+
+/// How long a checkpoint may take to come from the coordinator.
+const FETCH: Duration = Duration::from_secs(120);
+
+/// See the module's head.
+pub struct Worker {
+    member: Member,
+    machine: worker::Worker,
+    compute: Compute,
+    tensors: Tensors,
+    /// Where the thread that computes asks for checkpoints.
+    wanted: mpsc::Receiver<Wanted>,
+    /// Who waits for which.
+    fetching: BTreeMap<StateOf, SyncSender<Option<Bytes>>>,
+    start: Instant,
+    notice: Arc<Notify>,
+    grace: Duration,
+    leave_by: Option<Instant>,
+    is_over: bool,
+}
+
+/// A checkpoint that the thread that computes waits for.
+struct Wanted {
+    of: StateOf,
+    parameters: Vec<String>,
+    reply: SyncSender<Option<Bytes>>,
+}
+
+impl Worker {
+    /// A worker of the run that `member` has joined. `notice` is told when the machine will be taken away, which is
+    /// not before `grace` has passed.
+    pub fn new(
+        member: Member,
+        charter: &Charter,
+        notice: Arc<Notify>,
+        grace: Duration,
+    ) -> Result<Worker, WorkerError> {
+        let needed = charter.spec.memory_bytes;
+        let available = memory::available_bytes().unwrap_or(u64::MAX);
+        if needed > available {
+            return Err(WorkerError::Memory { needed, available });
+        }
+        let me = PeerId(member.number());
+        let (sender, wanted) = mpsc::channel(1);
+        let (build, lots, keep) = (charter.build(), charter.spec.lots, charter.run.train.keep);
+        let mut host = Host::new(me, build, fetch_by(sender), lots, keep);
+        host.hash_every(charter.run.train.hash_every);
+        let tensors = host.tensors().clone();
+        let capability = Capability {
+            site: member.site(),
+            speed: 1.0,
+            memory_bytes: available,
+            link_bytes_per_s: 125e6,
+            class: "naive".into(),
+        };
+        let machine = worker::Worker::new(me, new_life(), capability, charter.spec.clone(), Time(0));
+        let compute = Compute::start(host).map_err(WorkerError::Thread)?;
+        let (fetching, start) = (BTreeMap::new(), Instant::now());
+        Ok(Worker {
+            member,
+            machine,
+            compute,
+            tensors,
+            wanted,
+            fetching,
+            start,
+            notice,
+            grace,
+            leave_by: None,
+            is_over: false,
+        })
+    }
+
+    /// Works until the run is over.
+    pub async fn run(mut self) -> Result<(), WorkerError> {
+        while !self.is_over && !self.machine.has_left() {
+            let wake = self.next_wake();
+            tokio::select! {
+                biased;
+                outcome = self.compute.next() => self.on_outcome(outcome.ok_or(WorkerError::Compute)?),
+                Some(wanted) = self.wanted.recv() => self.on_wanted(wanted),
+                Some(event) = self.member.next() => {
+                    if let Some(arrived) = self.member.on_event(event) {
+                        self.on_arrived(arrived);
+                    }
+                }
+                () = self.notice.notified() => self.on_notice(),
+                () = tokio::time::sleep_until(wake.into()) => self.on_wake(),
+            }
+        }
+        self.member.close();
+        Ok(())
+    }
+
+    fn next_wake(&self) -> Instant {
+        let machine = self.start + Duration::from_micros(self.machine.next_wake().0.min(1 << 50));
+        [self.member.next_wake(), self.leave_by].into_iter().flatten().fold(machine, Instant::min)
+    }
+
+    /// The machine will be taken away: what we hold is handed over, as far as the grace period allows.
+    fn on_notice(&mut self) {
+        self.leave_by = Some(Instant::now() + self.grace);
+        self.tell(Input::Notice);
+    }
+
+    fn on_wake(&mut self) {
+        self.is_over |= self.leave_by.is_some_and(|by| by <= Instant::now());
+        self.member.wake();
+        if self.machine.next_wake() <= self.now() {
+            self.tell(Input::Wake);
+        }
+    }
+
+    fn on_arrived(&mut self, arrived: Arrived) {
+        match arrived {
+            Arrived::Swarm(mut envelope, tensor) => {
+                self.tensors.receive(&mut envelope, tensor);
+                self.tell(Input::Message(envelope));
+            }
+            Arrived::Post(Post::Kept(of), _) => self.tell(Input::Saved(of)),
+            Arrived::Post(Post::Fetched(of, found), body) => {
+                if let Some(reply) = self.fetching.remove(&of) {
+                    let _ = reply.try_send(found.then_some(body));
+                }
+            }
+            Arrived::Post(Post::Over, _) => self.is_over = true,
+            Arrived::Post(..) => {}
+        }
+    }
+
+    fn on_outcome(&mut self, outcome: Outcome) {
+        for done in outcome.done {
+            match done {
+                Done::Tell(input) => self.tell(input),
+                Done::Send(envelope, tensor) => self.member.send(envelope, tensor.as_ref()),
+                Done::Save(of, part) => {
+                    self.member.tell_coordinator(Post::Keep(of, part.head), vec![part.file.into()]);
+                }
+                Done::Hashed(of, hashes) => {
+                    self.member.tell_coordinator(Post::Hashes(of, hashes), Vec::new());
+                }
+            }
+        }
+    }
+
+    fn on_wanted(&mut self, wanted: Wanted) {
+        let Wanted { of, parameters, reply } = wanted;
+        self.fetching.clear();
+        self.fetching.insert(of, reply);
+        self.member.tell_coordinator(Post::Fetch(of, parameters), Vec::new());
+    }
+
+    fn tell(&mut self, input: Input) {
+        let mut commands = Vec::new();
+        self.machine.handle(input, self.now(), &mut commands);
+        for command in commands {
+            match command {
+                // Not by way of the thread that computes: what decides something never waits for arithmetic.
+                Command::Send(envelope) => {
+                    let tensor = envelope.payload().and_then(|payload| self.tensors.get(payload));
+                    self.member.send(envelope, tensor.as_ref());
+                }
+                command => self.compute.carry_out(command),
+            }
+        }
+    }
+
+    fn now(&self) -> Time {
+        Time(self.start.elapsed().as_micros() as u64)
+    }
+}
+
+/// How the thread that computes gets a checkpoint: by way of the loop, and it waits.
+fn fetch_by(sender: mpsc::Sender<Wanted>) -> Fetch {
+    Arc::new(move |of, parameters| {
+        let (reply, answer) = sync_channel(1);
+        sender.blocking_send(Wanted { of, parameters, reply }).ok()?;
+        answer.recv_timeout(FETCH).ok().flatten().map(|file| file.to_vec())
+    })
+}
+
+/// Why a worker ended before its run was over.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// The run does not fit this machine.
+    #[error(
+        "a stage of the run needs about {:.1} GB of memory and {:.1} GB are available here; \
+         use a machine with more, or cut the model into more stages (train.stages)",
+        *.needed as f64 / 1e9, *.available as f64 / 1e9
+    )]
+    Memory {
+        /// Bytes that a stage needs.
+        needed: u64,
+        /// Bytes that there are.
+        available: u64,
+    },
+    /// The thread that computes could not be started.
+    #[error("the thread that computes could not be started: {0}")]
+    Thread(std::io::Error),
+    /// The thread that computes has died.
+    #[error("the thread that computes has died, see above; the run goes on with other peers")]
+    Compute,
+}

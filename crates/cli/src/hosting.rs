@@ -1,5 +1,6 @@
 //! The run that this process coordinates: its folder, its authority, its charter, its tickets.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,11 +11,11 @@ use starling_node::charter::Charter;
 use starling_node::coordinator::{Coordinator, Settings};
 use starling_node::guests::now_s;
 use starling_node::journal::Journal;
+use starling_node::links::WanSource;
 use starling_swarm::ids::Epoch;
 use starling_swarm::journal::{JournalState, Record};
 use starling_transport::identity::Identity;
 use starling_transport::ticket::{Role, Ticket};
-use starling_transport::wan::Wan;
 
 use crate::run_folder::{Lock, RunFolder, write_whole};
 use crate::session::open_corpus;
@@ -99,9 +100,16 @@ impl Hosted {
         Ok(Hosted { folder, charter, tokeniser, authority, _lock: lock })
     }
 
-    /// Starts the coordinator.
-    pub fn start(&self, listen: std::net::SocketAddr, site: &str, wan: Wan) -> Result<Coordinator> {
+    /// Starts the coordinator; `addresses` are where others reach it, if not where it listens.
+    pub fn start(
+        &self,
+        listen: SocketAddr,
+        addresses: Vec<String>,
+        site: &str,
+        wan: WanSource,
+    ) -> Result<Coordinator> {
         Ok(Coordinator::start(Settings {
+            addresses,
             folder: self.folder.path().to_path_buf(),
             listen,
             site: site.into(),
@@ -110,6 +118,12 @@ impl Hosted {
             tokeniser: self.tokeniser.clone(),
             wan,
         })?)
+    }
+
+    /// Leaves an operator's ticket in the folder, so that the folder can be named in place of a ticket.
+    pub fn leave_ticket(&self, addresses: &[String]) -> Result<()> {
+        let operator = self.ticket(addresses.to_vec(), Role::Operator, None);
+        write_whole(&self.folder.operator_ticket(), &format!("{operator}\n"))
     }
 
     /// A ticket of the run.

@@ -10,11 +10,11 @@ use anyhow::{Context, Result, bail};
 use starling_corpus::Sampler;
 use starling_node::charter::Charter;
 use starling_node::driver::Driver;
+use starling_node::links::WanSource;
 use starling_node::member::{Joining, Member};
 use starling_node::worker::Worker;
 use starling_transport::identity::Identity;
 use starling_transport::ticket::{Role, Ticket};
-use starling_transport::wan::Wan;
 use tokio::sync::Notify;
 
 use crate::{session, words};
@@ -43,9 +43,9 @@ pub struct Arguments {
     /// Where a driver keeps token shards [default: a temporary folder]
     #[arg(long, value_name = "FOLDER")]
     cache: Option<PathBuf>,
-    /// Emulate slow links between sites, as 200mbit,50ms
+    /// Emulate slow links between sites, as 200mbit,50ms; @FILE reads them from a file, whenever that changes
     #[arg(long, value_name = "RATE,LATENCY")]
-    wan: Option<Wan>,
+    wan: Option<WanSource>,
     /// Seconds from a notice (Ctrl-C, SIGTERM) until this process is gone
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     grace: u64,

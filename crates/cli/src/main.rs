@@ -12,10 +12,12 @@ mod plan;
 mod plot;
 mod progress;
 mod report;
+mod run;
 mod run_folder;
 mod schema;
 mod session;
 mod sim;
+mod status;
 mod train;
 mod units;
 mod up;
@@ -37,6 +39,10 @@ struct Arguments {
 enum Command {
     Up(up::Arguments),
     Join(join::Arguments),
+    #[command(subcommand)]
+    Run(run::Command),
+    Status(status::Arguments),
+    Watch(status::WatchArguments),
     Key(key::Arguments),
     Train(train::Arguments),
     Plan(plan::Arguments),
@@ -52,6 +58,9 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Up(arguments) => up::run(arguments),
         Command::Join(arguments) => join::run(arguments),
+        Command::Run(command) => run::run(command),
+        Command::Status(arguments) => status::run(&arguments),
+        Command::Watch(arguments) => status::watch(&arguments),
         Command::Key(arguments) => key::run(&arguments),
         Command::Train(arguments) => train::run(arguments),
         Command::Plan(arguments) => plan::run(&arguments),

@@ -70,6 +70,11 @@ impl RunFolder {
         self.path.join("corpus")
     }
 
+    /// A ticket for who may give the run orders.
+    pub fn operator_ticket(&self) -> PathBuf {
+        self.path.join("operator.ticket")
+    }
+
     pub fn plot(&self) -> PathBuf {
         self.path.join("loss.svg")
     }

@@ -3,17 +3,17 @@
 mod chaos;
 mod peers;
 mod report;
-mod view;
+pub mod view;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use starling_node::coordinator::Coordinator;
+use starling_node::links::WanSource;
 use starling_swarm::coordinator::Order;
 use starling_transport::ticket::Role;
-use starling_transport::wan::Wan;
 
 use crate::hosting::{Hosted, RunArguments};
 use crate::interrupt::{self, Interrupt};
@@ -43,7 +43,7 @@ pub struct Arguments {
     /// Threads of each worker
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// Emulate slow links between sites, as 200mbit,50ms
+    /// Emulate slow links between sites, as 200mbit,50ms; @FILE reads them from a file, whenever that changes
     #[arg(long, value_name = "RATE,LATENCY")]
     wan: Option<String>,
     /// Disturb the run, as 'kill every 10s'
@@ -59,7 +59,7 @@ const LOOK: Duration = Duration::from_millis(250);
 
 pub fn run(arguments: Arguments) -> Result<ExitCode> {
     let interrupt = Interrupt::listen()?;
-    let wan: Wan = arguments.wan.as_deref().map(str::parse).transpose()?.unwrap_or_default();
+    let wan: WanSource = arguments.wan.as_deref().map(str::parse).transpose()?.unwrap_or_default();
     if arguments.sites == 0 {
         bail!("peers stand somewhere: use --sites 1 or more");
     }
@@ -92,19 +92,17 @@ enum Outcome {
 
 async fn train(
     arguments: &Arguments,
-    wan: Wan,
+    wan: WanSource,
     hosted: &Hosted,
     count: usize,
     interrupt: &Interrupt,
 ) -> Result<Outcome> {
     let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let coordinator = hosted.start(listen, &peers::site(0), wan)?;
-    let address = coordinator.address().context("the coordinator listens nowhere")?.to_string();
-    let tickets = [Role::Worker, Role::Driver].map(|role| hosted.ticket(vec![address.clone()], role, None));
+    let coordinator = hosted.start(listen, Vec::new(), &peers::site(0), wan)?;
+    let addresses = coordinator.addresses();
+    let tickets = [Role::Worker, Role::Driver].map(|role| hosted.ticket(addresses.clone(), role, None));
     let [worker, driver] = tickets.map(|ticket| ticket.to_string());
-    let operator = hosted.ticket(vec![address.clone()], Role::Operator, None);
-    let ticket_file = hosted.folder.path().join("operator.ticket");
-    crate::run_folder::write_whole(&ticket_file, &format!("{operator}\n"))?;
+    hosted.leave_ticket(&addresses)?;
     let folder = hosted.folder.path().join("peers");
     let mut peers = Peers::new(folder, worker, driver, arguments.threads, arguments.wan.clone());
     for number in 0..arguments.sites {
@@ -137,7 +135,7 @@ async fn attend(
             () = tokio::time::sleep(LOOK) => None,
         };
         let now = status.borrow_and_update().clone();
-        view.show(&now, &peers);
+        view.show(&now, Some(&peers));
         if let Some(ended) = ended {
             view.finish();
             ended?;

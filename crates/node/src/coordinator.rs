@@ -19,7 +19,6 @@ use starling_swarm::worker::io::StateOf;
 use starling_transport::endpoint::{Endpoint, Event as NetworkEvent, Limits, StartError};
 use starling_transport::identity::{Identity, PublicKey};
 use starling_transport::ticket::Role;
-use starling_transport::wan::{LinkState, Wan};
 use tokio::sync::{mpsc, watch};
 
 use crate::charter::Charter;
@@ -28,7 +27,8 @@ use crate::disk::{Disk, DiskError, Kept};
 use crate::events::{Event, EventLog, LogError};
 use crate::guests::Guest;
 use crate::journal::{Journal, JournalError};
-use crate::post::Post;
+use crate::links::{Links, WanSource};
+use crate::post::{Credential, Introduction, Post};
 use crate::registry::Registry;
 use crate::status::{PeerStatus, StageStatus, Status};
 
@@ -49,6 +49,8 @@ pub struct Settings {
     pub folder: PathBuf,
     /// Where it listens.
     pub listen: SocketAddr,
+    /// Where others reach it, if not there.
+    pub addresses: Vec<String>,
     /// Where it stands.
     pub site: String,
     /// Its key, which is the run's authority.
@@ -58,7 +60,7 @@ pub struct Settings {
     /// From text to tokens, for the checkpoints.
     pub tokeniser: Tokeniser,
     /// What is emulated between sites.
-    pub wan: Wan,
+    pub wan: WanSource,
 }
 
 /// See the module's head.
@@ -67,10 +69,11 @@ pub struct Coordinator {
     endpoint: Endpoint,
     events: mpsc::Receiver<NetworkEvent>,
     registry: Arc<Registry>,
+    addresses: Vec<String>,
     disk: Disk,
     charter: Charter,
     site: String,
-    wan: Wan,
+    links: Links,
     log: EventLog,
     orders: (mpsc::Sender<Order>, mpsc::Receiver<Order>),
     status: watch::Sender<Status>,
@@ -89,7 +92,7 @@ pub struct Coordinator {
 impl Coordinator {
     /// Takes over what the journal in the folder says; a new folder is a new run.
     pub fn start(settings: Settings) -> Result<Coordinator, CoordinatorError> {
-        let Settings { folder, listen, site, authority, charter, tokeniser, wan } = settings;
+        let Settings { folder, listen, addresses, site, authority, charter, tokeniser, wan } = settings;
         let (journal, records) = Journal::open::<Record>(&folder.join("journal"))?;
         let registry = Registry::open(&folder.join("members"), authority.clone(), &site, &charter)?;
         let registry = Arc::new(registry);
@@ -119,10 +122,11 @@ impl Coordinator {
             endpoint,
             events,
             registry,
+            addresses,
             disk,
             charter,
+            links: Links::new(&site, wan),
             site,
-            wan,
             log,
             orders: mpsc::channel(MOST_EVENTS),
             status: watch::channel(Status::default()).0,
@@ -136,12 +140,16 @@ impl Coordinator {
             next_look: now,
         };
         coordinator.carry_out(commands)?;
+        coordinator.call_members();
         Ok(coordinator)
     }
 
-    /// Where it listens.
-    pub fn address(&self) -> Option<SocketAddr> {
-        self.endpoint.address()
+    /// Where others reach it.
+    pub fn addresses(&self) -> Vec<String> {
+        match self.addresses.is_empty() {
+            true => self.endpoint.address().iter().map(SocketAddr::to_string).collect(),
+            false => self.addresses.clone(),
+        }
     }
 
     /// How the run stands, now and later.
@@ -157,19 +165,32 @@ impl Coordinator {
     /// Coordinates until the run is over.
     pub async fn run(mut self) -> Result<(), CoordinatorError> {
         while !self.machine.is_finished() {
-            let wake = self.start + Duration::from_micros(self.machine.next_wake().0.min(1 << 50));
+            let wake = self.next_wake();
             tokio::select! {
                 biased;
                 kept = self.disk.next() => self.on_kept(kept?)?,
                 Some(event) = self.events.recv() => self.on_event(event)?,
                 Some(order) = self.orders.1.recv() => self.tell(Input::Operator(order))?,
-                () = tokio::time::sleep_until(wake.into()) => self.tell(Input::Wake)?,
+                () = tokio::time::sleep_until(wake.into()) => self.on_wake()?,
             }
             if Instant::now() >= self.next_look {
                 self.look();
             }
         }
         self.finish().await
+    }
+
+    fn next_wake(&self) -> Instant {
+        let machine = self.start + Duration::from_micros(self.machine.next_wake().0.min(1 << 50));
+        self.links.next_wake().map_or(machine, |wake| wake.min(machine))
+    }
+
+    fn on_wake(&mut self) -> Result<(), CoordinatorError> {
+        self.links.wake(&self.endpoint);
+        match self.machine.next_wake() <= self.now() {
+            true => self.tell(Input::Wake),
+            false => Ok(()),
+        }
     }
 
     async fn finish(mut self) -> Result<(), CoordinatorError> {
@@ -192,6 +213,20 @@ impl Coordinator {
         Ok(())
     }
 
+    /// Looks for members where they were: if we stand elsewhere than before, they do not know.
+    fn call_members(&self) {
+        let introduction = Introduction {
+            version: env!("CARGO_PKG_VERSION").into(),
+            credential: Credential::Authority,
+            site: self.site.clone(),
+            addresses: self.addresses(),
+        };
+        let introduction = postcard::to_stdvec(&introduction).unwrap_or_default();
+        for contact in self.registry.contacts() {
+            self.endpoint.dial(contact, introduction.clone());
+        }
+    }
+
     fn connected(&self) -> Vec<PublicKey> {
         let overview = self.machine.overview();
         let workers = overview.workers.iter().map(|worker| worker.peer.0);
@@ -209,21 +244,24 @@ impl Coordinator {
             }
             NetworkEvent::Connected { with, .. } => {
                 let Some(guest) = self.registry.get(with) else { return Ok(()) };
-                match self.wan.link_between(&self.site, &guest.site) {
-                    Some(LinkState::Open(link)) => {
-                        self.endpoint.shape(with, Some((format!("{}-{}", self.site, guest.site), link)));
-                    }
-                    Some(LinkState::Cut) => self.endpoint.cut(with, true),
-                    None => {}
+                self.links.met(&self.endpoint, with, &guest.site);
+                match guest.address() {
+                    Some(address) => self.tell(Input::CalledAgain(address)),
+                    None => Ok(()),
                 }
-                Ok(())
             }
             NetworkEvent::Refused { key, at, why } => {
                 let who = key.map_or("somebody without a key".into(), |key| key.short());
                 self.say(format!("refused {who} at {at}: {why}"));
                 Ok(())
             }
-            NetworkEvent::Closed { .. } | NetworkEvent::Unreachable { .. } => Ok(()),
+            NetworkEvent::Closed { with, .. } => {
+                match self.registry.get(with).and_then(|guest| guest.address()) {
+                    Some(address) => self.tell(Input::HungUp(address)),
+                    None => Ok(()),
+                }
+            }
+            NetworkEvent::Unreachable { .. } => Ok(()),
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use starling_swarm::ids::{Address, DriverId, PeerId};
-use starling_transport::endpoint::Gate;
+use starling_transport::endpoint::{Contact, Gate};
 use starling_transport::identity::PublicKey;
 use starling_transport::ticket::Role;
 
@@ -19,6 +19,8 @@ pub struct Guests {
     run: [u8; 32],
     authority: PublicKey,
     known: Mutex<BTreeMap<PublicKey, Guest>>,
+    /// Where the coordinator stands; it may have moved.
+    coordinator: Mutex<Vec<String>>,
 }
 
 /// Who somebody is.
@@ -44,9 +46,14 @@ impl Guest {
 }
 
 impl Guests {
-    /// Those of a run, whose coordinator has this key.
-    pub fn new(run: [u8; 32], authority: PublicKey) -> Guests {
-        Guests { run, authority, known: Mutex::default() }
+    /// Those of a run, whose coordinator has this key and stands at these addresses.
+    pub fn new(run: [u8; 32], authority: PublicKey, addresses: Vec<String>) -> Guests {
+        Guests { run, authority, known: Mutex::default(), coordinator: Mutex::new(addresses) }
+    }
+
+    /// How the coordinator is reached.
+    pub fn coordinator_contact(&self) -> Contact {
+        Contact { key: self.authority, addresses: self.coordinator().clone() }
     }
 
     /// Who has this key.
@@ -62,6 +69,10 @@ impl Guests {
         }
     }
 
+    fn coordinator(&self) -> MutexGuard<'_, Vec<String>> {
+        self.coordinator.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn known(&self) -> MutexGuard<'_, BTreeMap<PublicKey, Guest>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -69,9 +80,17 @@ impl Guests {
 
 impl Gate for Guests {
     fn admit(&self, key: PublicKey, introduction: &[u8]) -> Result<Vec<u8>, String> {
-        let Introduction { credential, .. } = read(introduction)?;
-        let Credential::Pass(pass) = credential else {
-            return Err("a ticket is for the coordinator; show the pass that it gave you".into());
+        let Introduction { credential, addresses, .. } = read(introduction)?;
+        let pass = match credential {
+            Credential::Pass(pass) => pass,
+            Credential::Authority if key == self.authority => {
+                self.coordinator().clone_from(&addresses);
+                return Ok(Vec::new());
+            }
+            Credential::Authority => return Err("you are not the coordinator of this run".into()),
+            Credential::Ticket(_) => {
+                return Err("a ticket is for the coordinator; show the pass that it gave you".into());
+            }
         };
         pass.check(self.authority, self.run, key, now_s()).map_err(|error| error.to_string())?;
         if pass.role == Role::Operator {

@@ -16,11 +16,11 @@ use starling_transport::endpoint::{Contact, Endpoint, Event, Limits, StartError}
 use starling_transport::identity::{Identity, PublicKey};
 use starling_transport::letter::Letter;
 use starling_transport::ticket::{Pass, Role, Ticket};
-use starling_transport::wan::{LinkState, Wan};
 use tokio::sync::mpsc;
 
 use crate::charter::Charter;
 use crate::guests::{Guest, Guests};
+use crate::links::{Links, WanSource};
 use crate::post::{Admission, Credential, Introduction, Post, tensor};
 use crate::tensor::Tensor;
 
@@ -40,7 +40,7 @@ pub struct Joining {
     /// Where it stands.
     pub site: String,
     /// What is emulated between sites.
-    pub wan: Wan,
+    pub wan: WanSource,
     /// How long the coordinator may be out of reach at first.
     pub patience: Duration,
 }
@@ -50,12 +50,12 @@ pub struct Member {
     endpoint: Endpoint,
     events: mpsc::Receiver<Event>,
     guests: Arc<Guests>,
-    coordinator: Contact,
+    coordinator: PublicKey,
     introduction: Introduction,
     pass: Pass,
     site: SiteId,
     coordinator_site: String,
-    wan: Wan,
+    links: Links,
     cards: BTreeMap<u32, Contact>,
     waiting: BTreeMap<u32, Vec<Letter>>,
     /// The logical clock: one more for every letter, and never behind one that came.
@@ -78,19 +78,21 @@ impl Member {
     pub async fn join(joining: Joining) -> Result<(Member, Charter), JoinError> {
         let Joining { identity, ticket, site, wan, patience } = joining;
         let address = outward(&ticket.addresses)?;
-        let guests = Arc::new(Guests::new(ticket.run, ticket.coordinator));
+        let addresses = ticket.addresses.clone();
+        let guests = Arc::new(Guests::new(ticket.run, ticket.coordinator, addresses));
         let (sender, mut events) = mpsc::channel(MOST_EVENTS);
         let runtime = tokio::runtime::Handle::current();
         let endpoint =
             Endpoint::start(&runtime, identity, Some(address), guests.clone(), Limits::default(), sender)?;
-        let coordinator = Contact { key: ticket.coordinator, addresses: ticket.addresses.clone() };
+        let contact = guests.coordinator_contact();
+        let links = Links::new(&site, wan);
         let introduction = Introduction {
             version: env!("CARGO_PKG_VERSION").into(),
             credential: Credential::Ticket(ticket.to_string()),
             site,
             addresses: endpoint.address().iter().map(SocketAddr::to_string).collect(),
         };
-        let admission = admitted(&endpoint, &mut events, &coordinator, &introduction, patience).await?;
+        let admission = admitted(&endpoint, &mut events, &contact, &introduction, patience).await?;
         let charter: Charter = serde_json::from_str(&admission.charter)
             .map_err(|error| JoinError::Charter(error.to_string()))?;
         let Admission { pass, site, coordinator_site, .. } = admission;
@@ -99,19 +101,18 @@ impl Member {
             endpoint,
             events,
             guests,
-            coordinator,
+            coordinator: contact.key,
             pass,
             site,
             coordinator_site,
-            wan,
+            links,
             cards: BTreeMap::new(),
             waiting: BTreeMap::new(),
             clock: 0,
             redial_at: None,
             backoff: REDIAL.0,
         };
-        let (key, site) = (member.coordinator.key, member.coordinator_site.clone());
-        member.shape(key, &site);
+        member.links.met(&member.endpoint, member.coordinator, &member.coordinator_site);
         Ok((member, charter))
     }
 
@@ -142,7 +143,7 @@ impl Member {
 
     /// When it wants to be looked at, whatever happens.
     pub fn next_wake(&self) -> Option<Instant> {
-        self.redial_at
+        [self.redial_at, self.links.next_wake()].into_iter().flatten().min()
     }
 
     /// The next event of the network.
@@ -150,10 +151,11 @@ impl Member {
         self.events.recv().await
     }
 
-    /// Tries the coordinator again if it is time.
+    /// Tries the coordinator again, or looks at the links, if it is time.
     pub fn wake(&mut self) {
+        self.links.wake(&self.endpoint);
         if self.redial_at.take_if(|at| *at <= Instant::now()).is_some() {
-            self.endpoint.dial(self.coordinator.clone(), introduce(&self.introduction));
+            self.endpoint.dial(self.guests.coordinator_contact(), introduce(&self.introduction));
         }
     }
 
@@ -161,21 +163,20 @@ impl Member {
     pub fn on_event(&mut self, event: Event) -> Option<Arrived> {
         match event {
             Event::Letter { from, letter } => return self.on_letter(from, &letter),
-            Event::Connected { with, answer } if with == self.coordinator.key => {
+            Event::Connected { with, answer } if with == self.coordinator => {
                 self.backoff = REDIAL.0;
                 if let Some(Ok(admission)) = answer.map(|answer| postcard::from_bytes::<Admission>(&answer)) {
                     self.pass = admission.pass;
                     self.introduction.credential = Credential::Pass(self.pass.clone());
                 }
-                let site = self.coordinator_site.clone();
-                self.shape(with, &site);
+                self.links.met(&self.endpoint, with, &self.coordinator_site);
             }
             Event::Connected { with, .. } => {
                 if let Some(guest) = self.guests.get(with) {
-                    self.shape(with, &guest.site);
+                    self.links.met(&self.endpoint, with, &guest.site);
                 }
             }
-            Event::Closed { with, .. } | Event::Unreachable { with, .. } if with == self.coordinator.key => {
+            Event::Closed { with, .. } | Event::Unreachable { with, .. } if with == self.coordinator => {
                 self.redial_at = Some(Instant::now() + self.backoff);
                 self.backoff = (self.backoff * 2).min(REDIAL.1);
             }
@@ -194,7 +195,7 @@ impl Member {
         let (post, body) = Post::of(envelope, tensor);
         let Some(letter) = self.seal(post, body) else { return };
         match to {
-            Address::Coordinator => drop(self.endpoint.send(self.coordinator.key, letter)),
+            Address::Coordinator => drop(self.endpoint.send(self.coordinator, letter)),
             Address::Worker(peer) => self.send_to(peer.0, letter),
             Address::Driver(driver) => self.send_to(driver.0, letter),
         }
@@ -204,7 +205,7 @@ impl Member {
     pub fn tell_coordinator(&mut self, post: Post, body: Vec<Bytes>) {
         if let Some(letter) = self.seal(post, body) {
             // Lost if it is out of reach; whoever waits for an answer asks again.
-            let _ = self.endpoint.send(self.coordinator.key, letter);
+            let _ = self.endpoint.send(self.coordinator, letter);
         }
     }
 
@@ -234,7 +235,7 @@ impl Member {
     fn on_letter(&mut self, from: PublicKey, letter: &Letter) -> Option<Arrived> {
         let (clock, post, body) = Post::open(letter).ok()?;
         self.clock = self.clock.max(clock) + 1;
-        let sender = match from == self.coordinator.key {
+        let sender = match from == self.coordinator {
             true => Address::Coordinator,
             false => self.guests.get(from)?.address()?,
         };
@@ -255,20 +256,10 @@ impl Member {
             post => Some(Arrived::Post(post, body)),
         }
     }
-
-    /// What we send to somebody in another site takes the emulated link, if there is one.
-    fn shape(&mut self, key: PublicKey, site: &str) {
-        let here = self.introduction.site.clone();
-        match self.wan.link_between(&here, site) {
-            Some(LinkState::Open(link)) => self.endpoint.shape(key, Some((format!("{here}-{site}"), link))),
-            Some(LinkState::Cut) => self.endpoint.cut(key, true),
-            None => {}
-        }
-    }
 }
 
 /// Waits until the coordinator has let us in, or says why not.
-async fn admitted(
+pub(crate) async fn admitted(
     endpoint: &Endpoint,
     events: &mut mpsc::Receiver<Event>,
     coordinator: &Contact,

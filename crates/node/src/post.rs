@@ -80,6 +80,8 @@ pub enum Credential {
     Ticket(String),
     /// To anybody: the coordinator's word on its key.
     Pass(Pass),
+    /// From the coordinator itself, which stands at these addresses now: its key is enough.
+    Authority,
 }
 
 /// What a coordinator answers who it lets in.

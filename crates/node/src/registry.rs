@@ -51,6 +51,9 @@ struct Entry {
     number: u32,
     role: Role,
     site: String,
+    /// Where it is reached: a coordinator that takes over looks for it there.
+    #[serde(default)]
+    addresses: Vec<String>,
 }
 
 impl Registry {
@@ -65,9 +68,10 @@ impl Registry {
         let mut book =
             Book { journal, members: BTreeMap::new(), contacts: BTreeMap::new(), sites: Vec::new() };
         book.site(site);
-        for Entry { key, number, role, site } in entries {
+        for Entry { key, number, role, site, addresses } in entries {
             book.site(&site);
             if let Ok(key) = key.parse() {
+                book.contacts.insert(number, Contact { key, addresses });
                 book.members.insert(key, Guest { number, role, site });
             }
         }
@@ -117,6 +121,7 @@ impl Registry {
                     None => Err("your pass is of another life of this run; join with a ticket".into()),
                 }
             }
+            Credential::Authority => Err("this is the coordinator; there is no other".into()),
             Credential::Ticket(text) => {
                 let ticket: Ticket =
                     text.parse().map_err(|e: starling_transport::ticket::TicketError| e.to_string())?;
@@ -135,28 +140,45 @@ impl Registry {
                         "your key is known as a {} of site {:?}; use another key (--key) for another part",
                         known.role, known.site
                     )),
-                    None => self.admit_new(key, ticket.role, site),
+                    None => self.admit_new(key, ticket.role, introduction),
                 }
             }
         }
     }
 
-    fn admit_new(&self, key: PublicKey, role: Role, site: String) -> Result<Guest, String> {
+    fn admit_new(&self, key: PublicKey, role: Role, introduction: &Introduction) -> Result<Guest, String> {
         let mut book = self.book();
-        let number = book.members.len() as u32;
         if book.members.len() >= MOST_MEMBERS {
             return Err(format!("the run has had {MOST_MEMBERS} members, and takes no more"));
         }
-        let entry = Entry { key: key.to_string(), number, role, site: site.clone() };
-        book.journal.append([&entry]).map_err(|error| error.to_string())?;
+        let (number, site) = (book.members.len() as u32, introduction.site.clone());
         book.site(&site);
         let guest = Guest { number, role, site };
+        let addresses = introduction.addresses.iter().take(MOST_ADDRESSES).cloned().collect();
+        book.move_to(key, &guest, addresses).map_err(|error| error.to_string())?;
         book.members.insert(key, guest.clone());
         Ok(guest)
+    }
+
+    /// How all members that were ever here were last reached.
+    pub fn contacts(&self) -> Vec<Contact> {
+        self.book().contacts.values().cloned().collect()
     }
 }
 
 impl Book {
+    /// Writes down where a member is reached, if that is news.
+    fn move_to(&mut self, key: PublicKey, guest: &Guest, addresses: Vec<String>) -> Result<(), JournalError> {
+        let contact = Contact { key, addresses };
+        if self.contacts.get(&guest.number) != Some(&contact) {
+            let Guest { number, role, site } = guest.clone();
+            let addresses = contact.addresses.clone();
+            self.journal.append([&Entry { key: key.to_string(), number, role, site, addresses }])?;
+            self.contacts.insert(number, contact);
+        }
+        Ok(())
+    }
+
     /// The number of a site.
     fn site(&mut self, name: &str) -> SiteId {
         let known = self.sites.iter().position(|site| site == name);
@@ -179,7 +201,7 @@ impl Gate for Registry {
         let site = book.site(&guest.site);
         let addresses: Vec<String> = introduction.addresses.into_iter().take(MOST_ADDRESSES).collect();
         if guest.role != Role::Operator {
-            book.contacts.insert(guest.number, Contact { key, addresses });
+            book.move_to(key, &guest, addresses).map_err(|error| error.to_string())?;
         }
         let Guest { number, role, site: name } = guest;
         let pass = Pass::issue(&self.authority, self.run, key, role, name, number, now_s() + PASS_S);

@@ -101,6 +101,11 @@ pub enum Fault {
         /// How many results.
         results: u32,
     },
+    /// A peer's connection with the coordinator ends, for no reason; the peer lives.
+    HangUp {
+        /// Who.
+        peer: PeerId,
+    },
     /// The operator wants something. No fault, but it can come at any moment like one.
     Operator(Order),
     /// A peer is told that it will be taken away, and then is, for good.
@@ -127,7 +132,7 @@ impl Fault {
             | Fault::Straggle { for_us, .. }
             | Fault::SlowDisk { for_us, .. } => for_us,
             Fault::ClockJump { .. } | Fault::CoordinatorClockJump { .. } => 0,
-            Fault::Spoil { .. } | Fault::Operator(_) => 0,
+            Fault::Spoil { .. } | Fault::HangUp { .. } | Fault::Operator(_) => 0,
             Fault::Preempt { notice_us, .. } => notice_us,
         }
     }

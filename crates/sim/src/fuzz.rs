@@ -77,6 +77,10 @@ pub fn scenario(seed: u64) -> Scenario {
         let peer = PeerId(rng.below(scenario.peers.len() as u64) as u32);
         scenario.faults.push((rng.below(4_000_000), Fault::Spoil { peer, results: 1 }));
     }
+    if rng.chance(0.3) {
+        let peer = PeerId(rng.below(scenario.peers.len() as u64) as u32);
+        scenario.faults.push((rng.below(4_000_000), Fault::HangUp { peer }));
+    }
     scenario
 }
 

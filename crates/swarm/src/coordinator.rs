@@ -40,6 +40,10 @@ pub enum Input {
     Message(Envelope),
     /// The time of [`Coordinator::next_wake`] has come, and the inbox is empty.
     Wake,
+    /// The connection with this member has ended: if it is not heard of in a moment, it is gone.
+    HungUp(Address),
+    /// There is a connection with this member again.
+    CalledAgain(Address),
     /// The record of this number is safe, and all before it.
     Journaled(u64),
     /// The constants of a commit that was asked for; none if the reduced gradient is not finite.
@@ -89,6 +93,8 @@ pub struct Coordinator {
     members: BTreeMap<PeerId, Member>,
     drivers: BTreeMap<DriverId, DriverMember>,
     crashes: BTreeMap<PeerId, (u32, Time)>,
+    /// Whose connection has ended, and when.
+    hung_up: BTreeMap<Address, Time>,
     next_member: u64,
     /// The steps that are open, the oldest first: that is the journal's.
     steps: VecDeque<OpenStep>,
@@ -152,6 +158,7 @@ impl Coordinator {
             members: BTreeMap::new(),
             drivers: BTreeMap::new(),
             crashes: BTreeMap::new(),
+            hung_up: BTreeMap::new(),
             next_member: 0,
             next_lease: 0,
             verdicts: 0,
@@ -183,6 +190,8 @@ impl Coordinator {
         match input {
             Input::Message(envelope) => self.on_message(envelope, out),
             Input::Wake => self.on_wake(out),
+            Input::HungUp(who) => drop(self.hung_up.insert(who, now)),
+            Input::CalledAgain(who) => drop(self.hung_up.remove(&who)),
             Input::Journaled(number) => self.on_journaled(number, out),
             Input::Concluded(number, constants) => self.on_concluded(number, constants, out),
             Input::Operator(order) => self.on_order(order, out),
@@ -191,7 +200,8 @@ impl Coordinator {
 
     /// When it wants to be woken.
     pub fn next_wake(&self) -> Time {
-        self.last_tick + self.tick()
+        let hung_up = self.hung_up.values().map(|&at| at + self.spec.tuning.slack);
+        hung_up.fold(self.last_tick + self.tick(), Time::min)
     }
 
     /// What the journal says.
@@ -229,6 +239,7 @@ impl Coordinator {
         if let Err(refusal) = self.admit(&envelope) {
             return self.refusals.count(refusal);
         }
+        self.hung_up.remove(&envelope.from);
         match (envelope.from, envelope.fence) {
             (Address::Worker(peer), fence) => self.on_worker(peer, fence, envelope.body, out),
             (Address::Driver(driver), _) => self.on_driver(driver, envelope.body, out),
@@ -283,7 +294,9 @@ impl Coordinator {
             // We were stopped, or the clock jumped: the silence was ours, and nobody is judged by it.
             self.members.values_mut().for_each(|member| member.forgive(self.now));
             self.drivers.values_mut().for_each(|driver| driver.forgive(self.now));
+            self.hung_up.clear();
         }
+        self.remove_hung_up(out);
         self.remove_silent(out);
         self.end_collecting_if_late();
         self.advance(out);

@@ -26,6 +26,9 @@ struct Node {
     _runtime: Runtime,
 }
 
+/// So many letters are on their way at a time, so that neither end waits for the other.
+const AHEAD: usize = 2;
+
 type Failure = Box<dyn std::error::Error>;
 
 fn node(threads: usize) -> Result<Node, Failure> {
@@ -78,14 +81,17 @@ fn main() -> Result<(), Failure> {
 
     for both in [false, true] {
         let (begun, processor) = (Instant::now(), processor_s());
-        for _ in 0..count {
-            // At most three letters wait: the bound is the sender's memory, not the queue's.
-            a.endpoint.send(b.key, letter.clone())?;
-            if both {
-                b.endpoint.send(a.key, letter.clone())?;
-                letters_of(&mut a, 1)?;
+        for number in 0..count + AHEAD {
+            if number < count {
+                a.endpoint.send(b.key, letter.clone())?;
+                if both {
+                    b.endpoint.send(a.key, letter.clone())?;
+                }
             }
-            letters_of(&mut b, 1)?;
+            if number >= AHEAD {
+                letters_of(&mut b, 1)?;
+                letters_of(&mut a, if both { 1 } else { 0 })?;
+            }
         }
         let (wall_s, processor_s) = (begun.elapsed().as_secs_f64(), processor_s() - processor);
         let directions = if both { 2 } else { 1 };

@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::server::TlsStream;
 
-use crate::hub::{Admitted, Hub};
+use crate::hub::{Admitted, HalfId, Hub};
 use crate::identity::PublicKey;
 use crate::pair;
 use crate::preamble::{self, Answer, MAX_ANSWER_BYTES, Preamble, Which};
@@ -86,7 +86,7 @@ enum Welcome {
 /// Takes the entry of a control connection out of the table when it no longer waits.
 struct Half {
     hub: Arc<Hub>,
-    id: (PublicKey, [u8; 16]),
+    id: HalfId,
 }
 
 impl Drop for Half {

@@ -3,10 +3,13 @@
 //! Nothing that a peer claims is believed before it is checked, and memory grows with what has arrived, never by
 //! what was announced. Any bytes at all end in letters or in an error, never in a panic.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use crate::frame::{FrameError, HEADER_BYTES, Header, LENGTHS_BYTES};
 use crate::letter::{Lane, Letter, MAX_HEAD_BYTES};
+use crate::spares::Spares;
 
 /// What is set aside at once for a body that was announced; further space doubles as it fills.
 const FIRST_GROWTH_BYTES: usize = 1 << 20;
@@ -15,6 +18,7 @@ const FIRST_GROWTH_BYTES: usize = 1 << 20;
 pub struct Assembler {
     lanes: &'static [Lane],
     body_limit: u64,
+    spares: Arc<Spares>,
     header: [u8; HEADER_BYTES],
     header_have: usize,
     frame: Option<OpenFrame>,
@@ -31,8 +35,21 @@ struct OpenFrame {
 impl Assembler {
     /// For a connection that carries these lanes, and bodies of at most so many bytes.
     pub fn new(lanes: &'static [Lane], body_limit: u64) -> Assembler {
+        Assembler::with_spares(lanes, body_limit, Arc::default())
+    }
+
+    /// The same, with bodies in buffers that others have used before.
+    pub(crate) fn with_spares(lanes: &'static [Lane], body_limit: u64, spares: Arc<Spares>) -> Assembler {
         let letters = [const { None }; 4];
-        Assembler { lanes, body_limit, header: [0; HEADER_BYTES], header_have: 0, frame: None, letters }
+        Assembler {
+            lanes,
+            body_limit,
+            spares,
+            header: [0; HEADER_BYTES],
+            header_have: 0,
+            frame: None,
+            letters,
+        }
     }
 
     /// Takes the next bytes of the stream, and gives the letters that they complete. After an error the stream is
@@ -49,7 +66,7 @@ impl Assembler {
             frame.crc.update(piece);
             let (lane, done) = (frame.header.lane, frame.left == 0);
             if let Some(letter) = &mut self.letters[lane.index()] {
-                letter.feed(piece, self.body_limit)?;
+                letter.feed(piece, self.body_limit, &self.spares)?;
             }
             if done && let Some(frame) = self.frame.take() {
                 complete.extend(self.end_frame(frame)?);
@@ -96,7 +113,7 @@ impl Assembler {
         match (frame.header.last, whole) {
             (true, false) => Err(FrameError::Order { lane, what: "ends a letter before all of it has come" }),
             (false, true) => Err(FrameError::Order { lane, what: "does not end a letter that is complete" }),
-            (true, true) => Ok(letter.take().map(|letter| letter.seal(lane))),
+            (true, true) => Ok(letter.take().map(|letter| letter.seal(lane, &self.spares))),
             (false, false) => Ok(None),
         }
     }
@@ -114,7 +131,7 @@ struct Partial {
 }
 
 impl Partial {
-    fn feed(&mut self, mut bytes: &[u8], body_limit: u64) -> Result<(), FrameError> {
+    fn feed(&mut self, mut bytes: &[u8], body_limit: u64, spares: &Spares) -> Result<(), FrameError> {
         if self.lengths_have < LENGTHS_BYTES {
             let piece = take(&mut bytes, LENGTHS_BYTES - self.lengths_have);
             self.lengths[self.lengths_have..][..piece.len()].copy_from_slice(piece);
@@ -123,6 +140,7 @@ impl Partial {
                 return Ok(());
             }
             self.check_lengths(body_limit)?;
+            self.body = spares.take(self.body_bytes);
         }
         let piece = take(&mut bytes, self.head_bytes - self.head.len());
         append(&mut self.head, piece, self.head_bytes);
@@ -156,8 +174,8 @@ impl Partial {
         self.lengths_have == LENGTHS_BYTES && rest == 0
     }
 
-    fn seal(self, lane: Lane) -> Letter {
-        let body = if self.body.is_empty() { Vec::new() } else { vec![Bytes::from(self.body)] };
+    fn seal(self, lane: Lane, spares: &Arc<Spares>) -> Letter {
+        let body = if self.body.is_empty() { Vec::new() } else { vec![spares.lend(self.body)] };
         Letter { lane, head: Bytes::from(self.head), body }
     }
 }

@@ -16,6 +16,7 @@ use crate::limits::Limits;
 use crate::link::Ways;
 use crate::outbox::PairNo;
 use crate::peers::{Peers, Place};
+use crate::spares::Spares;
 use crate::tls::Tls;
 use crate::traffic::Counters;
 
@@ -33,6 +34,9 @@ pub(crate) enum Phase {
 /// A connection after its handshake and its answer.
 pub(crate) type Admitted = (TcpStream, rustls::Connection);
 
+/// Who dialed, and the number that both its connections name.
+pub(crate) type HalfId = (PublicKey, [u8; 16]);
+
 pub(crate) struct Hub {
     pub(crate) runtime: Handle,
     pub(crate) own: PublicKey,
@@ -47,7 +51,8 @@ pub(crate) struct Hub {
     pub(crate) room: Arc<Semaphore>,
     pub(crate) phase: watch::Sender<Phase>,
     /// Control connections that wait for their other half. Each has a permit of `room`, which bounds them.
-    pub(crate) halves: Mutex<HashMap<(PublicKey, [u8; 16]), oneshot::Sender<Admitted>>>,
+    pub(crate) halves: Mutex<HashMap<HalfId, oneshot::Sender<Admitted>>>,
+    pub(crate) spares: Arc<Spares>,
     /// Held while the table changes and that is told, so that events have the order of what happened.
     telling: tokio::sync::Mutex<()>,
     refusals: Mutex<(Instant, u32)>,
@@ -74,6 +79,7 @@ impl Hub {
             room: Arc::new(Semaphore::new(limits.connections.min(Semaphore::MAX_PERMITS))),
             phase: watch::Sender::new(Phase::Open),
             halves: Mutex::default(),
+            spares: Arc::default(),
             telling: tokio::sync::Mutex::default(),
             refusals: Mutex::new((Instant::now(), 0)),
             limits,

@@ -82,6 +82,7 @@ mod pair;
 mod peers;
 mod secure;
 mod socket;
+mod spares;
 mod ticket_text;
 mod tls;
 mod traffic;

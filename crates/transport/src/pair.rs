@@ -100,7 +100,7 @@ async fn read(
     way: &Way,
     lanes: &'static [Lane],
 ) -> End {
-    let mut assembler = Assembler::new(lanes, hub.limits.body_bytes);
+    let mut assembler = Assembler::with_spares(lanes, hub.limits.body_bytes, hub.spares.clone());
     loop {
         let opened = match reader.read(&mut assembler).await {
             Ok(opened) => opened,

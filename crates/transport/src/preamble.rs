@@ -131,7 +131,9 @@ impl Answer {
     pub fn encode(&self) -> Vec<u8> {
         let (kind, content) = match self {
             Answer::Accepted(answer) => (1, &answer[..]),
-            Answer::Refused(reason) => (2, reason[..reason.floor_char_boundary(MAX_REASON_BYTES)].as_bytes()),
+            Answer::Refused(reason) => {
+                (2, &reason.as_bytes()[..reason.floor_char_boundary(MAX_REASON_BYTES)])
+            }
         };
         let length = (content.len() as u32).to_le_bytes();
         [&[kind][..], &length, content].concat()

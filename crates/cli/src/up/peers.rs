@@ -38,7 +38,10 @@ enum Kind {
 
 /// The name of a site.
 pub fn site(number: usize) -> String {
-    format!("site-{}", number + 1)
+    match number {
+        0..26 => char::from(b'a' + number as u8).to_string(),
+        _ => format!("site{number}"),
+    }
 }
 
 impl Peers {

@@ -29,7 +29,7 @@ impl View {
         View { is_terminal, drawn: 0, last_line: None, told: BTreeSet::new() }
     }
 
-    pub fn show(&mut self, status: &Status, peers: &Peers) {
+    pub fn show(&mut self, status: &Status, peers: Option<&Peers>) {
         if self.is_terminal {
             return self.draw(&lines(status, peers));
         }
@@ -81,7 +81,8 @@ fn summary(status: &Status) -> String {
     )
 }
 
-fn lines(status: &Status, peers: &Peers) -> Vec<String> {
+/// How a run stands, and the processes on this machine if they are ours.
+pub fn lines(status: &Status, peers: Option<&Peers>) -> Vec<String> {
     let mut lines = vec![summary(status)];
     for (number, stage) in status.stages.iter().enumerate() {
         let mut held: Vec<String> = Vec::new();
@@ -96,11 +97,11 @@ fn lines(status: &Status, peers: &Peers) -> Vec<String> {
         let held = if held.is_empty() { "nobody".into() } else { held.join("   ") };
         lines.push(format!("  stage {number}  {} open lots  {held}", stage.open_lots));
     }
+    let ours = peers.map(|peers| format!(", {} processes, {} died so far", peers.alive(), peers.kills()));
     lines.push(format!(
-        "  {} drivers, {} processes, {} died so far; last checkpoint at step {}",
+        "  {} drivers{}; last checkpoint at step {}",
         status.drivers,
-        peers.alive(),
-        peers.kills(),
+        ours.unwrap_or_default(),
         status.checkpoint
     ));
     lines.push(format!("  waits for {}", status.waits_for));

@@ -37,7 +37,7 @@ impl Place {
         std::fs::write(self.path(name), text).unwrap();
     }
 
-    fn command(&self, arguments: &str) -> Command {
+    pub fn command(&self, arguments: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_starling"));
         command.args(arguments.split_whitespace()).current_dir(self.folder.path());
         command

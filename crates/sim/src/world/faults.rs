@@ -43,6 +43,10 @@ impl World {
             Fault::Operator(order) => {
                 self.coordinator_input(self.coordinator.life, coordinator::Input::Operator(order));
             }
+            Fault::HangUp { peer } => {
+                let hung_up = coordinator::Input::HungUp(Address::Worker(peer));
+                self.coordinator_input(self.coordinator.life, hung_up);
+            }
             Fault::Spoil { peer, results } => self.spoiled[peer.0 as usize] += results,
             Fault::Preempt { peer, .. } => {
                 let life = self.workers.get(peer.0 as usize).map_or(0, |actor| actor.life);

@@ -372,6 +372,23 @@ impl Coordinator {
         MemberNo(self.term.0 << 32 | self.next_member)
     }
 
+    /// Who hangs up and does not call again is gone: that is known sooner than its silence tells.
+    pub(super) fn remove_hung_up(&mut self, out: &mut Vec<Command>) {
+        let due = |at: &Time| *at + self.spec.tuning.slack <= self.now;
+        let gone: Vec<Address> = self.hung_up.iter().filter(|(_, at)| due(at)).map(|(&who, _)| who).collect();
+        for who in gone {
+            self.hung_up.remove(&who);
+            match who {
+                Address::Worker(peer) => self.remove(peer, "its connection has ended", out),
+                Address::Driver(driver) if self.drivers.contains_key(&driver) => {
+                    self.remove_driver(driver);
+                    self.new_view(out);
+                }
+                Address::Driver(_) | Address::Coordinator => {}
+            }
+        }
+    }
+
     pub(super) fn remove_silent(&mut self, out: &mut Vec<Command>) {
         let tuning = self.spec.tuning;
         let silent: Vec<PeerId> = self

@@ -1,0 +1,279 @@
+//! A whole run of real processes on loopback: started, killed, stopped, cut off, and compared with one process.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use starling_node::events::{self, Event};
+
+use crate::process::Place;
+
+/// Three stages, four lots, dropout and clipping: whatever is counted twice, dropped or added in another order shows.
+const RUN: &str = r#"
+seed = 5
+model = { context = 16, width = 16, layers = 4, heads = 2, dropout = 0.1, tied = false }
+data = { synthetic = { documents = 200 } }
+optimiser = { lr = 1e-2, clip = 0.5, warmup_steps = 10, decay_steps = 400 }
+train = { steps = 1000000, batch = 14, microbatch = 2, lots = 4, stages = 3, threads = 1 }
+checkpoint = { every = 20 }
+"#;
+
+/// How long anything that is waited for may take on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A run, its coordinator and its peers. Dropped, it kills them all.
+pub struct Flock {
+    pub place: Place,
+    settings: String,
+    coordinator: Option<Child>,
+    tickets: Tickets,
+    peers: Vec<Peer>,
+    lives: usize,
+}
+
+#[derive(Default)]
+struct Tickets {
+    worker: String,
+    driver: String,
+}
+
+struct Peer {
+    child: Child,
+    driver: bool,
+    site: String,
+}
+
+impl Flock {
+    /// A coordinator in site a. Everything that crosses sites goes by what is written with [`Flock::links`].
+    pub fn new(settings: &str) -> Flock {
+        let place = Place::new();
+        place.write("flock.toml", RUN);
+        place.write("links", "");
+        let mut flock = Flock {
+            place,
+            settings: settings.into(),
+            coordinator: None,
+            tickets: Tickets::default(),
+            peers: Vec::new(),
+            lives: 0,
+        };
+        flock.coordinate(&format!("run new flock.toml --out run {settings}"));
+        flock
+    }
+
+    /// With as many workers as there are letters in `sites`, each in the site of its letter, and a driver in every site.
+    pub fn with_workers(settings: &str, sites: &str) -> Flock {
+        let mut flock = Flock::new(&format!("{settings} --peers {}", sites.len()));
+        let mut driven = Vec::new();
+        for site in sites.chars().map(String::from) {
+            if !driven.contains(&site) {
+                flock.start_driver(&site);
+                driven.push(site.clone());
+            }
+            flock.start_worker(&site);
+        }
+        flock
+    }
+
+    fn coordinate(&mut self, command: &str) {
+        let command = format!("{command} --listen 127.0.0.1:0 --site a --no-driver --wan @links");
+        let mut child = self.spawn(&command, "coordinator", Stdio::piped());
+        let out = child.stdout.take().unwrap();
+        for line in BufReader::new(out).lines().map_while(Result::ok).take(3) {
+            let ticket = line.split_whitespace().find(|word| word.starts_with("starling-ticket")).unwrap();
+            match line.split(':').next() {
+                Some("workers") => self.tickets.worker = ticket.into(),
+                Some("drivers") => self.tickets.driver = ticket.into(),
+                _ => {}
+            }
+        }
+        assert!(!self.tickets.driver.is_empty(), "no tickets: {}", self.log("coordinator"));
+        self.coordinator = Some(child);
+    }
+
+    /// Starts a process that writes into a log of its own.
+    fn spawn(&mut self, command: &str, log: &str, out: Stdio) -> Child {
+        let file = File::options().append(true).create(true).open(self.place.path(&format!("{log}.log")));
+        self.place.command(command).stdin(Stdio::null()).stdout(out).stderr(file.unwrap()).spawn().unwrap()
+    }
+
+    fn log(&self, name: &str) -> String {
+        std::fs::read_to_string(self.place.path(&format!("{name}.log"))).unwrap_or_default()
+    }
+
+    pub fn start_worker(&mut self, site: &str) -> usize {
+        self.start(false, site)
+    }
+
+    pub fn start_driver(&mut self, site: &str) -> usize {
+        self.start(true, site)
+    }
+
+    fn start(&mut self, driver: bool, site: &str) -> usize {
+        let child = self.spawn_peer(driver, site);
+        self.peers.push(Peer { child, driver, site: site.into() });
+        self.peers.len() - 1
+    }
+
+    fn spawn_peer(&mut self, driver: bool, site: &str) -> Child {
+        let ticket = if driver { &self.tickets.driver } else { &self.tickets.worker };
+        let command = format!("join {ticket} --site {site} --wan @links --threads 1");
+        self.lives += 1;
+        self.spawn(&command, &format!("peer-{}", self.lives), Stdio::null())
+    }
+
+    /// Peers, by their places.
+    pub fn peers(&self) -> std::ops::Range<usize> {
+        0..self.peers.len()
+    }
+
+    pub fn is_driver(&self, peer: usize) -> bool {
+        self.peers[peer].driver
+    }
+
+    /// `kill -9`.
+    pub fn kill(&mut self, peer: usize) {
+        self.peers[peer].child.kill().unwrap();
+        self.peers[peer].child.wait().unwrap();
+    }
+
+    /// Another process takes its place.
+    pub fn replace(&mut self, peer: usize) {
+        let (driver, site) = (self.peers[peer].driver, self.peers[peer].site.clone());
+        self.peers[peer].child = self.spawn_peer(driver, &site);
+    }
+
+    /// Sends a signal to a peer.
+    pub fn signal(&self, peer: usize, signal: &str) {
+        send(&self.peers[peer].child, signal);
+    }
+
+    /// Waits until a peer has ended by itself; returns its exit code.
+    pub fn ended(&mut self, peer: usize) -> Option<i32> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match self.peers[peer].child.try_wait().unwrap() {
+                Some(status) => return status.code(),
+                None if Instant::now() > until => panic!("peer {peer} does not end; {}", self.state()),
+                None => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+
+    /// What lies between sites from now on.
+    pub fn links(&self, text: &str) {
+        // Written aside and renamed: nobody reads half of it.
+        self.place.write("links.new", text);
+        std::fs::rename(self.place.path("links.new"), self.place.path("links")).unwrap();
+    }
+
+    /// `kill -9` of the coordinator; another one takes over from its journal, on another port.
+    pub fn restart_coordinator(&mut self) {
+        let mut child = self.coordinator.take().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        self.coordinate("run serve run");
+    }
+
+    pub fn stop_coordinator_for(&self, time: Duration) {
+        let child = self.coordinator.as_ref().unwrap();
+        send(child, "STOP");
+        std::thread::sleep(time);
+        send(child, "CONT");
+    }
+
+    /// Steps that are closed.
+    pub fn step(&self) -> u64 {
+        let steps = self.events().into_iter().filter_map(|event| match event {
+            Event::Step { step, .. } => Some(step + 1),
+            Event::WentBack { to, .. } => Some(to),
+            _ => None,
+        });
+        steps.last().unwrap_or(0)
+    }
+
+    pub fn events(&self) -> Vec<Event> {
+        match events::read(&self.place.path("run/events.jsonl")) {
+            Ok(history) => history.lines.into_iter().map(|line| line.event).collect(),
+            Err(_) => Vec::new(),
+        }
+    }
+
+    /// Waits until so many more steps are closed.
+    pub fn go_on_for(&mut self, steps: u64) {
+        let (from, until) = (self.step(), Instant::now() + PATIENCE);
+        while self.step() < from + steps {
+            assert!(Instant::now() < until, "stuck at step {}; {}", self.step(), self.state());
+            let ended = self.coordinator.as_mut().unwrap().try_wait().unwrap();
+            assert!(ended.is_none(), "the coordinator has ended: {}", self.log("coordinator"));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// What one would look at.
+    fn state(&self) -> String {
+        let output = self.place.run("status run");
+        let (status, error) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let mut text = format!("{status}{error}\ncoordinator: {}", self.log("coordinator"));
+        for life in 1..=self.lives {
+            text += &format!("\npeer {life}: {}", self.log(&format!("peer-{life}")));
+        }
+        text
+    }
+
+    /// Ends the run in good order: returns the hash of the weights after every step.
+    pub fn finish(&mut self) -> BTreeMap<u64, String> {
+        self.place.good("run stop run");
+        let until = Instant::now() + PATIENCE;
+        let status = loop {
+            match self.coordinator.as_mut().unwrap().try_wait().unwrap() {
+                Some(status) => break status,
+                None if Instant::now() > until => panic!("the run does not end; {}", self.state()),
+                None => std::thread::sleep(Duration::from_millis(20)),
+            }
+        };
+        assert!(status.success(), "{}", self.log("coordinator"));
+        let weights = self.events().into_iter().filter_map(|event| match event {
+            Event::Weights { step, weights } => Some((step, weights)),
+            _ => None,
+        });
+        weights.collect()
+    }
+
+    /// Ends the run: the weights after every step must be those of one process. Returns how many were compared.
+    pub fn finish_as_one_process(&mut self) -> u64 {
+        let weights = self.finish();
+        let steps = *weights.keys().next_back().expect("at least one step was done") + 1;
+        let run = self.settings.split(" --peers").next().unwrap_or_default();
+        let set: Vec<&str> = run.split_whitespace().filter(|word| word.contains('=')).collect();
+        let set: String = set.iter().map(|setting| format!(" --set {setting}")).collect();
+        self.place.good(&format!(
+            "train flock.toml --out whole{set} --set train.steps={steps} --set checkpoint.every=0"
+        ));
+        let expected = self.place.hashes("whole");
+        for (step, expected) in expected.iter().enumerate() {
+            let got = weights.get(&(step as u64)).unwrap_or_else(|| panic!("no hash after step {step}"));
+            assert_eq!(got, expected, "the weights after step {step} are not those of one process");
+        }
+        self.place.good("checkpoint verify run");
+        steps
+    }
+}
+
+fn send(child: &Child, signal: &str) {
+    let status = std::process::Command::new("kill").args(["-s", signal, &child.id().to_string()]).status();
+    assert!(status.unwrap().success());
+}
+
+impl Drop for Flock {
+    fn drop(&mut self) {
+        let peers = self.peers.iter_mut().map(|peer| &mut peer.child);
+        for child in peers.chain(&mut self.coordinator) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Real processes over real connections: whatever happens to them, the weights after every step are those of one
+//! process, bit for bit.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod flock;
+#[path = "../process/mod.rs"]
+mod process;
+
+use std::time::Duration;
+
+use flock::Flock;
+use starling_model::random::uniform;
+use starling_node::events::Event;
+
+/// One of so many, by a number.
+fn draw(seed: u64, number: u64, count: usize) -> usize {
+    (uniform(seed, number) * count as f64) as usize
+}
+
+#[test]
+fn six_workers_in_two_sites_train_what_one_process_trains() {
+    let mut flock = Flock::with_workers("", "aaabbb");
+    flock.go_on_for(40);
+    assert!(flock.finish_as_one_process() > 40);
+}
+
+#[test]
+fn twenty_kills_of_workers_and_drivers_change_no_weight() {
+    let mut flock = Flock::with_workers("", "aaabbb");
+    flock.go_on_for(5);
+    let mut drivers = 0;
+    for kill in 0..20 {
+        let peer = draw(1, kill, flock.peers().len());
+        drivers += u32::from(flock.is_driver(peer));
+        flock.kill(peer);
+        std::thread::sleep(Duration::from_secs_f64(0.5 * uniform(2, kill)));
+        flock.replace(peer);
+        flock.go_on_for(1 + draw(3, kill, 4) as u64);
+    }
+    assert!(drivers > 0, "drivers were killed too");
+    flock.finish_as_one_process();
+}
+
+#[test]
+fn several_at_once_and_a_whole_stage_at_once_change_no_weight() {
+    let mut flock = Flock::with_workers("", "aaabbb");
+    flock.go_on_for(25);
+    let workers: Vec<usize> = flock.peers().filter(|&peer| !flock.is_driver(peer)).collect();
+    // Five of six: whatever the placement is, a stage loses all its holders.
+    workers[..5].iter().for_each(|&peer| flock.kill(peer));
+    workers[..5].iter().for_each(|&peer| flock.replace(peer));
+    flock.go_on_for(10);
+    assert!(flock.events().iter().any(|event| matches!(event, Event::WentBack { .. })), "it went back");
+    flock.finish_as_one_process();
+}
+
+#[test]
+fn a_coordinator_that_is_killed_and_takes_over_elsewhere_changes_no_weight() {
+    let mut flock = Flock::with_workers("", "aaab");
+    for _ in 0..4 {
+        flock.go_on_for(4);
+        flock.restart_coordinator();
+    }
+    flock.go_on_for(4);
+    let went_back = flock.events().iter().filter(|event| matches!(event, Event::WentBack { .. })).count();
+    assert_eq!(went_back, 0, "nothing was lost with it");
+    flock.finish_as_one_process();
+}
+
+#[test]
+fn processes_that_stop_longer_than_every_deadline_and_wake_change_no_weight() {
+    let mut flock = Flock::with_workers("", "aaab");
+    flock.go_on_for(5);
+    let workers: Vec<usize> = flock.peers().filter(|&peer| !flock.is_driver(peer)).collect();
+    flock.signal(workers[0], "STOP");
+    flock.go_on_for(5);
+    flock.signal(workers[0], "CONT");
+    flock.go_on_for(5);
+    flock.stop_coordinator_for(Duration::from_secs(8));
+    flock.go_on_for(5);
+    flock.finish_as_one_process();
+}
+
+#[test]
+fn two_sites_that_are_cut_off_from_each_other_for_twenty_seconds_change_no_weight() {
+    let mut flock = Flock::with_workers("", "aaabbb");
+    flock.go_on_for(5);
+    flock.links("a-b=cut");
+    std::thread::sleep(Duration::from_secs(20));
+    flock.links("");
+    flock.go_on_for(5);
+    flock.finish_as_one_process();
+}
+
+#[test]
+fn a_peer_whose_packets_are_dropped_is_replaced_and_may_come_back() {
+    let mut flock = Flock::with_workers("", "aaac");
+    flock.go_on_for(5);
+    flock.links("a-c=cut");
+    flock.go_on_for(5);
+    flock.links("");
+    flock.go_on_for(5);
+    flock.finish_as_one_process();
+}
+
+#[test]
+fn joiners_and_leavers_in_the_middle_change_no_weight() {
+    let mut flock = Flock::with_workers("", "aab");
+    flock.go_on_for(5);
+    let joiners: Vec<usize> = ["a", "b", "b"].map(|site| flock.start_worker(site)).into();
+    flock.go_on_for(10);
+    // A preemption warning: what it holds is handed over, and it ends by itself.
+    flock.signal(joiners[0], "TERM");
+    assert_eq!(flock.ended(joiners[0]), Some(0));
+    flock.go_on_for(5);
+    flock.finish_as_one_process();
+}

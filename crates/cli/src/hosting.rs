@@ -94,7 +94,7 @@ impl Hosted {
         let charter = Charter::new(run, definition, peers)?;
         let authority = Arc::new(Identity::load_or_generate(&folder.path().join("run.key"))?);
         if let Some(recorded) = recorded.filter(|recorded| is_cut_otherwise(recorded, &charter.run)) {
-            begin_again_from_checkpoint(&folder.path().join("journal"), &recorded)?;
+            begin_again_from_checkpoint(&folder.journal(), &recorded)?;
         }
         write_whole(&folder.run_file(), &toml::to_string(&charter.run)?)?;
         Ok(Hosted { folder, charter, tokeniser, authority, _lock: lock })

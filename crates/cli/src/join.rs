@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use starling_corpus::Sampler;
 use starling_node::charter::Charter;
 use starling_node::driver::Driver;
+use starling_node::events::EventLog;
 use starling_node::links::WanSource;
 use starling_node::member::{Joining, Member};
 use starling_node::worker::Worker;
@@ -40,9 +41,9 @@ pub struct Arguments {
     /// The peer's key, made if it does not exist [default: a new one for this process]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Where a driver keeps token shards [default: a temporary folder]
+    /// Where this peer keeps its event log, and a driver its token shards [default: no log, a temporary folder]
     #[arg(long, value_name = "FOLDER")]
-    cache: Option<PathBuf>,
+    dir: Option<PathBuf>,
     /// Emulate slow links between sites, as 200mbit,50ms; @FILE reads them from a file, whenever that changes
     #[arg(long, value_name = "RATE,LATENCY")]
     wan: Option<WanSource>,
@@ -71,6 +72,9 @@ pub fn run(arguments: Arguments) -> Result<ExitCode> {
             std::process::exit(0);
         });
     }
+    if let Some(dir) = &arguments.dir {
+        std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    }
     let notice = listen_for_notice()?;
     let runtime = runtime(2)?;
     runtime.block_on(take_part(arguments, identity, ticket, notice))
@@ -82,7 +86,7 @@ async fn take_part(
     ticket: Ticket,
     notice: Arc<Notify>,
 ) -> Result<ExitCode> {
-    let Arguments { site, threads, cache, wan, grace, .. } = arguments;
+    let Arguments { site, threads, dir, wan, grace, .. } = arguments;
     let joining = Joining {
         identity: Arc::new(identity),
         ticket,
@@ -102,11 +106,12 @@ async fn take_part(
     charter.run.train.threads = threads.unwrap_or(charter.run.train.threads);
     match member.role() {
         Role::Worker => {
-            Worker::new(member, &charter, notice, Duration::from_secs(grace))?.run().await?;
+            let log = dir.map(|dir| EventLog::open(&dir.join("events.jsonl"))).transpose()?;
+            Worker::new(member, &charter, log, notice, Duration::from_secs(grace))?.run().await?;
         }
         Role::Driver => {
             let temporary = tempfile::tempdir().context("cannot make a temporary folder")?;
-            let sampler = sampler(&charter, cache.as_deref().unwrap_or(temporary.path()))?;
+            let sampler = sampler(&charter, &dir.as_deref().unwrap_or(temporary.path()).join("corpus"))?;
             Driver::new(member, charter, sampler, notice).run().await;
         }
         Role::Operator => {}

@@ -101,7 +101,7 @@ impl History {
                     history.weights = Some(weights)
                 }
                 Event::WentBack { to, .. } => drop(history.steps.split_off(&to)),
-                Event::Sample { .. } | Event::Checkpoint { .. } | Event::Interrupted { .. } => {}
+                _ => {}
             }
         }
         Ok(history)

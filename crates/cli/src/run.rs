@@ -1,5 +1,7 @@
 //! `starling run`: a run over many machines, coordinated from here.
 
+mod audit;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -40,6 +42,10 @@ pub enum Command {
     Resume(Target),
     /// Let the open step be the last, and end in good order
     Stop(Target),
+    /// Prove from the event logs that every sample was counted once in every stage and step
+    Audit(audit::Arguments),
+    /// Print the events of all processes in one order, in which nothing stands before its cause
+    History(audit::Arguments),
 }
 
 #[derive(clap::Args)]
@@ -91,6 +97,8 @@ pub fn run(command: Command) -> Result<ExitCode> {
         }
         Command::Pause(target) => order(&target, |_| Order::Pause),
         Command::Resume(target) => order(&target, |_| Order::Resume),
+        Command::Audit(arguments) => audit::run(&arguments),
+        Command::History(arguments) => audit::history(&arguments),
         Command::Stop(target) => order(&target, |step| Order::LastStep(Step(step + 1))),
     }
 }

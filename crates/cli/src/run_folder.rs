@@ -70,6 +70,11 @@ impl RunFolder {
         self.path.join("corpus")
     }
 
+    /// What the coordinator has promised.
+    pub fn journal(&self) -> PathBuf {
+        self.path.join("journal")
+    }
+
     /// A ticket for who may give the run orders.
     pub fn operator_ticket(&self) -> PathBuf {
         self.path.join("operator.ticket")

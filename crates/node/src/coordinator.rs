@@ -196,7 +196,10 @@ impl Coordinator {
     async fn finish(mut self) -> Result<(), CoordinatorError> {
         let version = self.machine.journal().step;
         let weights = self.hashes.values().next_back().map(|stages| self.combined(stages));
-        self.log.append(Event::Finished { step: version.0, weights: weights.unwrap_or_default() })?;
+        self.log.append_at(
+            self.clock,
+            Event::Finished { step: version.0, weights: weights.unwrap_or_default() },
+        )?;
         self.look();
         for key in self.connected() {
             self.write(key, Post::Over, Vec::new());
@@ -253,7 +256,7 @@ impl Coordinator {
             NetworkEvent::Refused { key, at, why } => {
                 let who = key.map_or("somebody without a key".into(), |key| key.short());
                 self.say(format!("refused {who} at {at}: {why}"));
-                Ok(())
+                Ok(self.log.append_at(self.clock, Event::Refused { who: format!("{who} at {at}"), why })?)
             }
             NetworkEvent::Closed { with, .. } => {
                 match self.registry.get(with).and_then(|guest| guest.address()) {
@@ -348,6 +351,8 @@ impl Coordinator {
                     let skipped = self.machine.journal().skipped.len() as u64;
                     let (report, constants) = conclude(&self.charter.run, step, skipped, &summaries)?;
                     self.reports.insert(step, report);
+                    let (epoch, stages) = (self.machine.journal().epoch.0, self.machine.counted());
+                    self.log.append_at(self.clock, Event::Counted { epoch, step: step.0, stages })?;
                     self.tell(Input::Concluded(number, constants))?;
                 }
                 Command::Tell(text) => self.say(text),
@@ -363,12 +368,11 @@ impl Coordinator {
         after: (Step, Epoch),
     ) -> Result<(), CoordinatorError> {
         if after.1 != before.1 && after.0 <= before.0 && before.1 > Epoch(0) {
-            self.log.append(Event::WentBack { from: before.0.0, to: after.0.0 })?;
+            self.log.append_at(self.clock, Event::WentBack { from: before.0.0, to: after.0.0 })?;
         }
         self.hashes.retain(|(epoch, version), _| *epoch == after.1 && version.0 + 2 > after.0.0);
-        let Some(report) = after.0.0.checked_sub(1).and_then(|step| self.reports.remove(&Step(step))) else {
-            return Ok(());
-        };
+        let closed = after.0.0.checked_sub(1).and_then(|step| self.reports.remove(&Step(step)));
+        let Some(report) = closed else { return Ok(()) };
         self.reports.clear();
         let now = Instant::now();
         let seconds = self.recent.back().map_or(0.0, |(then, _)| now.duration_since(*then).as_secs_f64());
@@ -377,16 +381,19 @@ impl Coordinator {
             self.recent.pop_front();
         }
         self.last_loss = Some(report.loss.mean());
-        self.log.append(Event::Step {
-            step: report.step,
-            loss: report.loss.mean(),
-            tokens: report.loss.tokens,
-            lr: report.lr,
-            norm: report.norm,
-            seconds,
-            weights: None,
-            skipped: report.skipped,
-        })?;
+        self.log.append_at(
+            self.clock,
+            Event::Step {
+                step: report.step,
+                loss: report.loss.mean(),
+                tokens: report.loss.tokens,
+                lr: report.lr,
+                norm: report.norm,
+                seconds,
+                weights: None,
+                skipped: report.skipped,
+            },
+        )?;
         self.look();
         Ok(())
     }
@@ -406,7 +413,7 @@ impl Coordinator {
         if stages.len() == usize::from(self.charter.spec.stages) {
             let weights = self.hashes.get(&(of.epoch, of.version)).map(|stages| self.combined(stages));
             let step = of.version.0.saturating_sub(1);
-            self.log.append(Event::Weights { step, weights: weights.unwrap_or_default() })?;
+            self.log.append_at(self.clock, Event::Weights { step, weights: weights.unwrap_or_default() })?;
         }
         Ok(())
     }

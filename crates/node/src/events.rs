@@ -18,9 +18,16 @@ const MOST_LINE_BYTES: u64 = 1 << 20;
 pub struct Line {
     /// Milliseconds since 1970, by this machine's clock.
     pub time_ms: u64,
+    /// The logical clock of the process: whatever this is a consequence of has a smaller one, on whatever machine.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub clock: u64,
     /// What happened.
     #[serde(flatten)]
     pub event: Event,
+}
+
+fn is_zero(clock: &u64) -> bool {
+    *clock == 0
 }
 
 /// What can happen in a run.
@@ -66,6 +73,22 @@ pub enum Event {
     Interrupted { step: u64 },
     /// The last step was done.
     Finished { step: u64, weights: String },
+    /// A coordinator is about to close a step: which lots of which peers are in the sum of each stage.
+    Counted { epoch: u64, step: u64, stages: Vec<Vec<(u32, Vec<u32>)>> },
+    /// A process took part in a run, under this number.
+    Joined { number: u32, role: String, site: String },
+    /// A worker added the gradient of a microbatch, which holds these samples, to its lot.
+    Folded { stage: u16, epoch: u64, step: u64, lot: u32, microbatch: u32, first_sample: u64, samples: u64 },
+    /// A worker dropped lots, whole.
+    Dropped { step: u64, lots: Vec<u32> },
+    /// A worker dropped all that it had.
+    Voided,
+    /// A worker gave its sums of these lots to a reduction.
+    Gave { stage: u16, epoch: u64, step: u64, lots: Vec<u32> },
+    /// A worker has this version of a stage: by an update, or loaded.
+    Holds { stage: u16, epoch: u64, version: u64, loaded: bool },
+    /// A process refused something that came from a peer.
+    Refused { who: String, why: String },
 }
 
 /// Numbers that may be none: JSON has no NaN.
@@ -99,13 +122,31 @@ impl EventLog {
         Ok(EventLog { path: path.to_path_buf(), file })
     }
 
-    /// Appends an event.
+    /// Appends an event of a process that has no logical clock.
     pub fn append(&mut self, event: Event) -> Result<(), LogError> {
+        self.append_at(0, event)
+    }
+
+    /// Appends an event.
+    pub fn append_at(&mut self, clock: u64, event: Event) -> Result<(), LogError> {
         let trouble = |source| LogError::Append { path: self.path.clone(), source };
         let time_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64);
-        let mut line = serde_json::to_vec(&Line { time_ms, event }).map_err(|error| trouble(error.into()))?;
+        let mut line =
+            serde_json::to_vec(&Line { time_ms, clock, event }).map_err(|error| trouble(error.into()))?;
         line.push(b'\n');
         self.file.write_all(&line).map_err(trouble)
+    }
+}
+
+/// Writes an event down if there is a log.
+pub trait Note {
+    /// See [`EventLog::append_at`].
+    fn note(&mut self, clock: u64, event: Event) -> Result<(), LogError>;
+}
+
+impl Note for Option<EventLog> {
+    fn note(&mut self, clock: u64, event: Event) -> Result<(), LogError> {
+        self.as_mut().map_or(Ok(()), |log| log.append_at(clock, event))
     }
 }
 
@@ -209,7 +250,7 @@ mod tests {
             weights: None,
             skipped: true,
         };
-        let text = serde_json::to_string(&Line { time_ms: 1, event: step(f64::NAN) }).unwrap();
+        let text = serde_json::to_string(&Line { time_ms: 1, clock: 0, event: step(f64::NAN) }).unwrap();
         let line: Line = serde_json::from_str(&text).unwrap();
         assert!(
             matches!(line.event, Event::Step { loss, norm, .. } if loss.is_nan() && norm.is_nan()),

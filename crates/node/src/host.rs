@@ -14,8 +14,8 @@ use starling_model::lots::{self, Node};
 use starling_model::pipeline::BuildError;
 use starling_model::reduce::add_bytes;
 use starling_model::stage::{
-    self, Hidden, Input as StageInput, Keep, Loss, Meta, Output, Pending, Reduction, Stage, StageError,
-    State, Ticket,
+    self, Hidden, Input as StageInput, Keep, Loss, Output, Pending, Reduction, Stage, StageError, State,
+    Ticket,
 };
 use starling_swarm::ids::*;
 use starling_swarm::lots::{Lots, TreeNode};
@@ -25,6 +25,7 @@ use starling_swarm::worker::io::{LoadFrom, ReduceNo, StateOf};
 use starling_swarm::worker::reduction::Due;
 use starling_swarm::worker::{Command, Input};
 
+use crate::events::Event;
 use crate::tensor::{Sum, Tensor};
 use crate::tensors::Tensors;
 
@@ -46,6 +47,8 @@ pub enum Done {
     Send(Envelope, Option<Arc<Tensor>>),
     /// Keep this where it survives us, then tell the machine.
     Save(StateOf, Part),
+    /// Write this down, before anything that follows.
+    Note(Event),
     /// The weights of this state have these hashes, by name.
     Hashed(StateOf, BTreeMap<String, [u8; 32]>),
 }
@@ -65,6 +68,10 @@ pub struct Host {
     lots: Lots,
     keep: Keep,
     hash_every: u64,
+    /// Which state it holds.
+    holding: Option<StateOf>,
+    /// The lots that it gave to a reduction last.
+    given: Option<(Step, Vec<u32>)>,
     stage: Option<Box<dyn Stage>>,
     tensors: Tensors,
     jobs: BTreeMap<JobId, Job>,
@@ -81,7 +88,8 @@ pub struct Host {
 #[derive(Clone, Debug, Default)]
 struct Job {
     step: Step,
-    meta: Option<Meta>,
+    /// The numbers of its samples, which follow one another.
+    samples: Range<u64>,
     ticket: Option<Ticket>,
     pending: Option<Pending>,
     handles: Vec<u64>,
@@ -97,6 +105,8 @@ impl Host {
             lots,
             keep,
             hash_every: 0,
+            holding: None,
+            given: None,
             stage: None,
             tensors: Tensors::default(),
             jobs: BTreeMap::new(),
@@ -153,7 +163,7 @@ impl Host {
                 };
                 self.backward(job, gradient, done)?;
             }
-            Command::Fold(job, at) => self.fold(job, at)?,
+            Command::Fold(job, at) => self.fold(job, at, done)?,
             Command::Discard(job) => {
                 if let Some(pending) = self.jobs.get_mut(&job).and_then(|job| job.pending.take()) {
                     self.held()?.discard(pending);
@@ -161,6 +171,9 @@ impl Host {
             }
             Command::Forget(job) => self.forget(job),
             Command::DropLots(lots) => {
+                for at in &lots {
+                    done.push(Done::Note(Event::Dropped { step: at.step.0, lots: vec![at.lot.0] }));
+                }
                 for at in lots {
                     self.held()?.revoke(at.step.0, at.lot.0);
                     for microbatch in self.lots.microbatches_of(at.lot) {
@@ -168,7 +181,12 @@ impl Host {
                     }
                 }
             }
-            Command::DropBefore(step) => self.drop_before(step),
+            Command::DropBefore(step) => {
+                if step == Step(u64::MAX) {
+                    done.push(Done::Note(Event::Voided));
+                }
+                self.drop_before(step);
+            }
             Command::BeginReduce(step) => {
                 self.attempts += 1;
                 let reduction = Reduction { step: step.0, attempt: self.attempts };
@@ -178,6 +196,7 @@ impl Host {
             Command::Contribute(contribute) => {
                 let piece = contribute.start as usize..contribute.end as usize;
                 let sums = self.read(contribute.fence.step, &contribute.nodes, piece)?;
+                self.note_given(contribute.fence.step, &contribute.nodes, done);
                 let payload = self.tensors.store(contribute.fence.step, Arc::new(Tensor::Sums(sums)));
                 let tensor = self.tensors.get(payload);
                 done.push(Done::Send(contribute.message(payload), tensor));
@@ -210,6 +229,7 @@ impl Host {
                     false => Some(serde_json::from_slice(&commit.constants).map_err(|_| HostError::Kind)?),
                 };
                 self.held()?.apply(&stage::Commit { step, version, update })?;
+                self.now_holds(of, false, done);
                 done.push(Done::Tell(Input::Applied(of)));
                 if self.hash_every > 0 && of.version.0.is_multiple_of(self.hash_every) {
                     done.push(Done::Hashed(of, self.held()?.weight_hashes()));
@@ -217,6 +237,7 @@ impl Host {
             }
             Command::Load { of, from } => {
                 self.load(of, from)?;
+                self.now_holds(of, true, done);
                 done.push(Done::Tell(Input::Loaded(of)));
             }
             Command::CatchUp { .. } => return Err(HostError::Kind),
@@ -251,7 +272,9 @@ impl Host {
         let of = stage::Microbatch { step: step.0, index: microbatch.0, version: weights.0 };
         let keep = self.keep;
         let (output, ticket) = self.held()?.forward(of, input.clone(), meta.clone(), keep)?;
-        let mut entry = Job { step, meta: Some(meta.clone()), ticket: Some(ticket), ..Job::default() };
+        let first = meta.samples.first().copied().unwrap_or(0);
+        let samples = first..first + meta.samples.len() as u64;
+        let mut entry = Job { step, samples, ticket: Some(ticket), ..Job::default() };
         let finite = match &output {
             Output::Hidden(hidden) => hidden.is_finite(),
             Output::Loss(loss) => loss.sum.is_finite(),
@@ -295,11 +318,46 @@ impl Host {
         Ok(())
     }
 
-    fn fold(&mut self, id: JobId, at: LotOf) -> Result<(), HostError> {
-        let pending = self.jobs.get_mut(&id).and_then(|job| job.pending.take()).ok_or(HostError::Gone)?;
+    fn now_holds(&mut self, of: StateOf, loaded: bool, done: &mut Vec<Done>) {
+        self.holding = Some(of);
+        self.given = None;
+        let (stage, epoch, version) = (of.stage.0, of.epoch.0, of.version.0);
+        done.push(Done::Note(Event::Holds { stage, epoch, version, loaded }));
+    }
+
+    /// Says once for all parts of a gradient which lots it gave.
+    fn note_given(&mut self, step: Step, nodes: &[TreeNode], done: &mut Vec<Done>) {
+        let mut lots: Vec<u32> = nodes.iter().flat_map(|&node| self.lots.lots_under(node)).collect();
+        if let (true, Some(stage)) = (nodes.contains(&TreeNode::ALL), &self.stage) {
+            let held = stage.held(step.0).into_iter();
+            let held = held.map(|Node { level, index }| TreeNode { level, index });
+            lots = held.flat_map(|node| self.lots.lots_under(node)).collect();
+        }
+        let given = Some((step, lots));
+        if let (true, Some(of), Some((_, lots))) = (given != self.given, self.holding, &given) {
+            let (stage, epoch, step, lots) = (of.stage.0, of.epoch.0, step.0, lots.clone());
+            done.push(Done::Note(Event::Gave { stage, epoch, step, lots }));
+        }
+        self.given = given;
+    }
+
+    fn fold(&mut self, id: JobId, at: LotOf, done: &mut Vec<Done>) -> Result<(), HostError> {
+        let job = self.jobs.get_mut(&id).ok_or(HostError::Gone)?;
+        let (pending, samples) = (job.pending.take().ok_or(HostError::Gone)?, job.samples.clone());
         let lots = lots::Lots { microbatches: self.lots.microbatches, lots: self.lots.lots };
         self.held()?.fold(pending, lots)?;
         self.losses.extend(pending.loss.map(|loss| ((at.step, pending.microbatch.index), loss)));
+        if let Some(StateOf { stage, epoch, .. }) = self.holding {
+            done.push(Done::Note(Event::Folded {
+                stage: stage.0,
+                epoch: epoch.0,
+                step: at.step.0,
+                lot: at.lot.0,
+                microbatch: pending.microbatch.index,
+                first_sample: samples.start,
+                samples: samples.end - samples.start,
+            }));
+        }
         Ok(())
     }
 
@@ -307,7 +365,6 @@ impl Host {
         // A gradient may still wait to be folded: the machine tells when it is not wanted.
         let Some(job) = self.jobs.get_mut(&id) else { return };
         let (ticket, handles) = (job.ticket.take(), std::mem::take(&mut job.handles));
-        job.meta = None;
         if job.pending.is_none() {
             self.jobs.remove(&id);
         }
@@ -376,6 +433,7 @@ impl Host {
     fn sum(&mut self, number: ReduceNo, due: Due, done: &mut Vec<Done>) -> Result<(), HostError> {
         let Due { part, start, end, own, come, into } = due;
         let mine = self.read(number.step, &own, start as usize..end as usize)?;
+        self.note_given(number.step, &own, done);
         let mut all: Vec<(TreeNode, Sum)> = own.into_iter().zip(mine).collect();
         for (nodes, payload) in come {
             let tensor = self.tensors.get(payload).ok_or(HostError::Gone)?;

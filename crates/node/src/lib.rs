@@ -19,6 +19,7 @@
 //! # }
 //! ```
 
+pub mod audit;
 pub mod charter;
 pub mod closing;
 pub mod compute;

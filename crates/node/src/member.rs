@@ -19,6 +19,7 @@ use starling_transport::ticket::{Pass, Role, Ticket};
 use tokio::sync::mpsc;
 
 use crate::charter::Charter;
+use crate::events::Event as LogEvent;
 use crate::guests::{Guest, Guests};
 use crate::links::{Links, WanSource};
 use crate::post::{Admission, Credential, Introduction, Post, tensor};
@@ -124,6 +125,12 @@ impl Member {
     /// What the ticket made us.
     pub fn role(&self) -> Role {
         self.pass.role
+    }
+
+    /// What the event log says of us.
+    pub fn joined(&self) -> LogEvent {
+        let Pass { number, role, site, .. } = self.pass.clone();
+        LogEvent::Joined { number, role: role.to_string(), site }
     }
 
     /// Where we stand.

@@ -17,6 +17,7 @@ use tokio::sync::{Notify, mpsc};
 use crate::charter::Charter;
 use crate::compute::{Compute, Outcome};
 use crate::driver::new_life;
+use crate::events::{EventLog, LogError, Note};
 use crate::host::{Done, Fetch, Host};
 use crate::member::{Arrived, Member};
 use crate::post::Post;
@@ -36,6 +37,7 @@ pub struct Worker {
     /// Who waits for which.
     fetching: BTreeMap<StateOf, SyncSender<Option<Bytes>>>,
     start: Instant,
+    log: Option<EventLog>,
     notice: Arc<Notify>,
     grace: Duration,
     leave_by: Option<Instant>,
@@ -50,11 +52,12 @@ struct Wanted {
 }
 
 impl Worker {
-    /// A worker of the run that `member` has joined. `notice` is told when the machine will be taken away, which is
+    /// A worker of the run that `member` has joined, which writes down what it does, if anywhere. `notice` is told when the machine will be taken away, which is
     /// not before `grace` has passed.
     pub fn new(
         member: Member,
         charter: &Charter,
+        mut log: Option<EventLog>,
         notice: Arc<Notify>,
         grace: Duration,
     ) -> Result<Worker, WorkerError> {
@@ -63,6 +66,7 @@ impl Worker {
         if needed > available {
             return Err(WorkerError::Memory { needed, available });
         }
+        log.note(member.clock(), member.joined())?;
         let me = PeerId(member.number());
         let (sender, wanted) = mpsc::channel(1);
         let (build, lots, keep) = (charter.build(), charter.spec.lots, charter.run.train.keep);
@@ -87,6 +91,7 @@ impl Worker {
             wanted,
             fetching,
             start,
+            log,
             notice,
             grace,
             leave_by: None,
@@ -100,7 +105,7 @@ impl Worker {
             let wake = self.next_wake();
             tokio::select! {
                 biased;
-                outcome = self.compute.next() => self.on_outcome(outcome.ok_or(WorkerError::Compute)?),
+                outcome = self.compute.next() => self.on_outcome(outcome.ok_or(WorkerError::Compute)?)?,
                 Some(wanted) = self.wanted.recv() => self.on_wanted(wanted),
                 Some(event) = self.member.next() => {
                     if let Some(arrived) = self.member.on_event(event) {
@@ -151,9 +156,10 @@ impl Worker {
         }
     }
 
-    fn on_outcome(&mut self, outcome: Outcome) {
+    fn on_outcome(&mut self, outcome: Outcome) -> Result<(), WorkerError> {
         for done in outcome.done {
             match done {
+                Done::Note(event) => self.log.note(self.member.clock(), event)?,
                 Done::Tell(input) => self.tell(input),
                 Done::Send(envelope, tensor) => self.member.send(envelope, tensor.as_ref()),
                 Done::Save(of, part) => {
@@ -164,6 +170,7 @@ impl Worker {
                 }
             }
         }
+        Ok(())
     }
 
     fn on_wanted(&mut self, wanted: Wanted) {
@@ -217,6 +224,9 @@ pub enum WorkerError {
         /// Bytes that there are.
         available: u64,
     },
+    /// The event log failed.
+    #[error(transparent)]
+    Log(#[from] LogError),
     /// The thread that computes could not be started.
     #[error("the thread that computes could not be started: {0}")]
     Thread(std::io::Error),

@@ -205,7 +205,7 @@ impl Swarm {
             for done in all_done {
                 match done {
                     Done::Send(envelope, tensor) => self.inbox.push_back((envelope, tensor)),
-                    Done::Hashed(..) => {}
+                    Done::Hashed(..) | Done::Note(_) => {}
                     Done::Save(of, part) => {
                         self.checkpoints.lock().unwrap().insert((of.stage, of.version), part.file);
                         inputs.push_back(worker::Input::Saved(of));

@@ -139,9 +139,7 @@ impl Peers {
         if let Some(wan) = &self.wan {
             command.args(["--wan", wan]);
         }
-        if role == Kind::Driver {
-            command.arg("--cache").arg(folder.join("corpus"));
-        }
+        command.arg("--dir").arg(&folder);
         command.stdin(Stdio::piped()).stdout(log("log")?).stderr(log("log")?);
         detach(&mut command);
         command.spawn().context("cannot start a peer")

@@ -119,8 +119,9 @@ impl Flock {
 
     fn spawn_peer(&mut self, driver: bool, site: &str) -> Child {
         let ticket = if driver { &self.tickets.driver } else { &self.tickets.worker };
-        let command = format!("join {ticket} --site {site} --wan @links --threads 1");
         self.lives += 1;
+        let dir = format!("run/peers/{}", self.lives);
+        let command = format!("join {ticket} --site {site} --wan @links --threads 1 --dir {dir}");
         self.spawn(&command, &format!("peer-{}", self.lives), Stdio::null())
     }
 
@@ -259,6 +260,8 @@ impl Flock {
             assert_eq!(got, expected, "the weights after step {step} are not those of one process");
         }
         self.place.good("checkpoint verify run");
+        let (proof, _) = self.place.good("run audit run");
+        assert!(proof.contains("every sample was counted once in every stage and step"), "{proof}");
         steps
     }
 }

@@ -30,6 +30,15 @@ pub struct WorkerView {
 }
 
 impl Coordinator {
+    /// Which lots of which peers are counted in the open step, stage by stage.
+    pub fn counted(&self) -> Vec<Vec<(u32, Vec<u32>)>> {
+        let of = |stage| {
+            let holdings = self.steps[0].ledger.holdings(StageId(stage)).into_iter();
+            holdings.map(|(peer, lots)| (peer.0, lots.into_iter().map(|lot| lot.0).collect())).collect()
+        };
+        (0..self.spec.stages).map(of).collect()
+    }
+
     /// How the members stand.
     pub fn overview(&self) -> Overview {
         let workers = self.members.iter().map(|(&peer, member)| WorkerView {

@@ -1,0 +1,313 @@
+//! What the event logs prove: that every sample was counted once in every stage of every step.
+//!
+//! The journal says which steps are closed, and the coordinator's log which lots of which peers are in the sum of each
+//! stage. A worker's log says which
+//! microbatches it added to each lot, which lots it dropped, and which it gave to a reduction. For every step that
+//! counts in the end: the lots of a stage are all lots, each from one peer; that peer gave exactly those; and each lot
+//! it gave held each of its microbatches once, with the samples that belong to it.
+//!
+//! It believes what a log says of its own process. A peer that lies is found by the hashes of its weights, not here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use starling_model::run::TrainConfig;
+use starling_swarm::ids::Lot;
+use starling_swarm::journal::{Commit, Record};
+use starling_swarm::lots::Lots;
+
+use crate::events::{Event, Line};
+
+/// What an audit found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Audit {
+    /// Steps that count.
+    pub steps: u64,
+    /// Of those: whose update was skipped, so that nothing was counted.
+    pub skipped: u64,
+    /// Microbatches that were found to be counted once, in every stage.
+    pub counted: u64,
+    /// What is wrong, each with step, stage and peer.
+    pub wrong: Vec<String>,
+    /// What cannot be told, because a log is missing.
+    pub unknown: Vec<String>,
+}
+
+impl Audit {
+    /// Whether everything is proved.
+    pub fn is_proof(&self) -> bool {
+        self.wrong.is_empty() && self.unknown.is_empty() && self.steps > 0
+    }
+}
+
+/// (epoch, step, stage) → (peer, what it gave).
+type Gifts = BTreeMap<(u64, u64, u16), BTreeMap<u32, Gift>>;
+
+/// What a peer gave to a reduction: lots, and what was in them.
+#[derive(Clone, Debug, Default)]
+struct Gift {
+    lots: Vec<u32>,
+    /// What is wrong with them.
+    wrong: Vec<String>,
+}
+
+/// Looks at the journal, the coordinator's log and those of the workers.
+pub fn audit(train: &TrainConfig, journal: &[Record], coordinator: &[Line], peers: &[Vec<Line>]) -> Audit {
+    let lots = Lots { microbatches: train.lots().microbatches, lots: train.lots().lots };
+    let (mut gifts, mut known) = (Gifts::new(), BTreeSet::new());
+    for log in peers {
+        read_peer(train, lots, log, &mut gifts, &mut known);
+    }
+    let mut audit = Audit::default();
+    let closed = closed_steps(journal, &mut audit.wrong);
+    // What was said last of a step is what was closed: before that, somebody had died.
+    let counted: BTreeMap<(u64, u64), &Holders> = coordinator
+        .iter()
+        .filter_map(|line| match &line.event {
+            Event::Counted { epoch, step, stages } => Some(((*epoch, *step), stages)),
+            _ => None,
+        })
+        .collect();
+    audit.steps = closed.len() as u64;
+    for (step, commit) in closed {
+        if commit.skipped {
+            audit.skipped += 1;
+            continue;
+        }
+        let epoch = commit.epoch.0;
+        let Some(stages) = counted.get(&(epoch, step)) else {
+            audit
+                .unknown
+                .push(format!("step {step}: the coordinator's log does not say whose lots are in it"));
+            continue;
+        };
+        if stages.len() != commit.digests.len() {
+            audit.wrong.push(format!("step {step}: {} stages were counted, not all", stages.len()));
+        }
+        for (stage, holders) in stages.iter().enumerate() {
+            check_stage(lots, (epoch, step, stage as u16), holders, &gifts, &known, &mut audit);
+        }
+    }
+    audit
+}
+
+/// Stage by stage: whose lots are in the sum.
+type Holders = Vec<Vec<(u32, Vec<u32>)>>;
+
+/// The steps that count in the end: what was done again counts once.
+fn closed_steps(journal: &[Record], wrong: &mut Vec<String>) -> BTreeMap<u64, Arc<Commit>> {
+    let mut closed: BTreeMap<u64, Arc<Commit>> = BTreeMap::new();
+    let mut next = 0;
+    for record in journal {
+        match record {
+            Record::Rollback(_, to) => {
+                closed.split_off(&to.0);
+                next = to.0;
+            }
+            Record::Commit(commit) => {
+                if commit.step.0 != next {
+                    wrong.push(format!("step {} was closed when step {next} was open", commit.step.0));
+                }
+                next = commit.step.0 + 1;
+                closed.insert(commit.step.0, commit.clone());
+            }
+            _ => {}
+        }
+    }
+    closed
+}
+
+/// Follows one worker's log: what is in each of its lots, and what it gave away.
+fn read_peer(train: &TrainConfig, lots: Lots, log: &[Line], gifts: &mut Gifts, known: &mut BTreeSet<u32>) {
+    let mut me = None;
+    // (step, lot) → microbatch → how often; and what was strange about it.
+    let mut held: BTreeMap<(u64, u32), BTreeMap<u32, u32>> = BTreeMap::new();
+    let mut strange: BTreeMap<(u64, u32), String> = BTreeMap::new();
+    for line in log {
+        match &line.event {
+            Event::Joined { number, .. } => {
+                me = Some(*number);
+                known.insert(*number);
+                held.clear();
+            }
+            Event::Folded { step, lot, microbatch, first_sample, samples, .. } => {
+                *held.entry((*step, *lot)).or_default().entry(*microbatch).or_default() += 1;
+                if train.samples(*step, *microbatch) != (*first_sample..first_sample + samples) {
+                    let why =
+                        format!("microbatch {microbatch} held samples from {first_sample} on, not its own");
+                    strange.insert((*step, *lot), why);
+                }
+            }
+            Event::Dropped { step, lots } => lots.iter().for_each(|lot| drop(held.remove(&(*step, *lot)))),
+            Event::Voided => held.clear(),
+            Event::Holds { loaded: true, .. } => held.clear(),
+            Event::Holds { version, .. } => held = held.split_off(&(*version, 0)),
+            Event::Gave { stage, epoch, step, lots: given } => {
+                let Some(me) = me else { continue };
+                let mut gift = Gift { lots: given.clone(), wrong: Vec::new() };
+                for lot in given {
+                    let empty = BTreeMap::new();
+                    let inside = held.get(&(*step, *lot)).unwrap_or(&empty);
+                    gift.wrong.extend(lot_is_wrong(lots, *lot, inside));
+                    gift.wrong.extend(strange.get(&(*step, *lot)).cloned());
+                }
+                // The last attempt is the one that counts.
+                gifts.entry((*epoch, *step, *stage)).or_default().insert(me, gift);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn lot_is_wrong(lots: Lots, lot: u32, inside: &BTreeMap<u32, u32>) -> Option<String> {
+    let expected = lots.microbatches_of(Lot(lot));
+    if let Some((microbatch, times)) = inside.iter().find(|(_, times)| **times > 1) {
+        return Some(format!("microbatch {microbatch} is in lot {lot} {times} times"));
+    }
+    if let Some(missing) = expected.clone().find(|microbatch| !inside.contains_key(microbatch)) {
+        return Some(format!("microbatch {missing} is missing in lot {lot}"));
+    }
+    let stray = inside.keys().find(|microbatch| !expected.contains(microbatch));
+    stray.map(|stray| format!("microbatch {stray} is in lot {lot}, where it does not belong"))
+}
+
+fn check_stage(
+    lots: Lots,
+    at: (u64, u64, u16),
+    holders: &[(u32, Vec<u32>)],
+    gifts: &Gifts,
+    known: &BTreeSet<u32>,
+    audit: &mut Audit,
+) {
+    let (_, step, stage) = at;
+    let place = format!("step {step}, stage {stage}");
+    let mut all: Vec<u32> = holders.iter().flat_map(|(_, lots)| lots.iter().copied()).collect();
+    all.sort_unstable();
+    if !all.iter().copied().eq(0..lots.lots) {
+        audit.wrong.push(format!("{place}: the lots {all:?} were counted, not each of {} once", lots.lots));
+    }
+    for (peer, counted) in holders.iter().filter(|(_, lots)| !lots.is_empty()) {
+        let Some(gift) = gifts.get(&at).and_then(|gifts| gifts.get(peer)) else {
+            match known.contains(peer) {
+                true => audit
+                    .wrong
+                    .push(format!("{place}: peer {peer} gave nothing, and {counted:?} were counted")),
+                false => audit.unknown.push(format!("{place}: there is no log of peer {peer}")),
+            }
+            continue;
+        };
+        if gift.lots != *counted {
+            audit.wrong.push(format!(
+                "{place}: peer {peer} gave lots {:?}, and {counted:?} were counted",
+                gift.lots
+            ));
+        }
+        audit.wrong.extend(gift.wrong.iter().map(|why| format!("{place}: peer {peer}: {why}")));
+        let microbatches = counted.iter().map(|&lot| lots.microbatches_of(Lot(lot)).len() as u64);
+        audit.counted += microbatches.sum::<u64>();
+    }
+}
+
+/// All events in one order, in which nothing stands before what it is a consequence of: by logical clock, and events
+/// that know nothing of each other by the name of their log. Each is (log, line).
+pub fn merge<'a>(logs: impl IntoIterator<Item = (&'a str, &'a [Line])>) -> Vec<(&'a str, &'a Line)> {
+    let mut all: Vec<(&str, &Line)> =
+        logs.into_iter().flat_map(|(name, lines)| lines.iter().map(move |line| (name, line))).collect();
+    // Inside a log the clock never goes back, and the sort is stable: its own order stays.
+    all.sort_by_key(|(name, line)| (line.clock, *name));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use starling_swarm::ids::{Epoch, Step, Term};
+
+    use super::*;
+
+    /// One stage, two lots of one microbatch of two samples each; peer 0 has lot 0, peer 1 lot 1.
+    fn logs() -> (TrainConfig, Vec<Record>, Vec<Line>, Vec<Vec<Line>>) {
+        let train = TrainConfig { batch: 4, microbatch: 2, lots: 2, ..TrainConfig::default() };
+        let line = |clock, event| Line { time_ms: 0, clock, event };
+        let peer = |number: u32| {
+            let (lot, microbatch) = (number, number);
+            let first_sample = 2 * u64::from(number);
+            vec![
+                line(1, Event::Joined { number, role: "worker".into(), site: "a".into() }),
+                line(
+                    2,
+                    Event::Folded { stage: 0, epoch: 1, step: 0, lot, microbatch, first_sample, samples: 2 },
+                ),
+                line(3, Event::Gave { stage: 0, epoch: 1, step: 0, lots: vec![lot] }),
+            ]
+        };
+        let stages = vec![vec![(0, vec![0]), (1, vec![1])]];
+        let coordinator = vec![line(9, Event::Counted { epoch: 1, step: 0, stages })];
+        let commit = Commit {
+            term: Term(1),
+            epoch: Epoch(1),
+            step: Step(0),
+            constants: Vec::new(),
+            digests: vec![[0; 32]],
+            savers: Vec::new(),
+            skipped: false,
+        };
+        (train, vec![Record::Commit(Arc::new(commit))], coordinator, vec![peer(0), peer(1)])
+    }
+
+    #[test]
+    fn whole_logs_are_a_proof() {
+        let (train, journal, coordinator, peers) = logs();
+        let found = audit(&train, &journal, &coordinator, &peers);
+        assert!(found.is_proof(), "{found:?}");
+        assert_eq!((found.steps, found.counted), (1, 2));
+    }
+
+    #[test]
+    fn whatever_is_wrong_is_named() {
+        let (train, journal, coordinator, peers) = logs();
+        let wrong = |peers: &[Vec<Line>]| audit(&train, &journal, &coordinator, peers).wrong.join("\n");
+
+        let mut twice = peers.clone();
+        twice[0].insert(2, peers[0][1].clone());
+        assert_eq!(wrong(&twice), "step 0, stage 0: peer 0: microbatch 0 is in lot 0 2 times");
+
+        let mut dropped = peers.clone();
+        dropped[1]
+            .insert(2, Line { event: Event::Dropped { step: 0, lots: vec![1] }, ..peers[1][1].clone() });
+        assert_eq!(wrong(&dropped), "step 0, stage 0: peer 1: microbatch 1 is missing in lot 1");
+
+        let mut other = peers.clone();
+        let Event::Folded { first_sample, .. } = &mut other[1][1].event else { panic!() };
+        *first_sample = 7;
+        assert!(wrong(&other).contains("held samples from 7 on, not its own"));
+
+        let mut silent = peers.clone();
+        silent[0].truncate(2);
+        assert!(wrong(&silent).contains("peer 0 gave nothing"));
+
+        let found = audit(&train, &journal, &coordinator, &peers[..1]);
+        assert_eq!(found.unknown, ["step 0, stage 0: there is no log of peer 1"]);
+        assert!(!found.is_proof());
+
+        let Event::Counted { epoch, step, .. } = coordinator[0].event else { panic!() };
+        let stages = vec![vec![(0, vec![0])]];
+        let half = [Line { event: Event::Counted { epoch, step, stages }, ..coordinator[0].clone() }];
+        assert!(audit(&train, &journal, &half, &peers).wrong[0].contains("the lots [0] were counted"));
+    }
+
+    #[test]
+    fn what_was_done_again_counts_once_and_the_history_is_in_the_order_of_causes() {
+        let (train, mut journal, coordinator, peers) = logs();
+        let commit = journal[0].clone();
+        journal.push(commit.clone());
+        let found = audit(&train, &journal, &coordinator, &peers);
+        assert_eq!(found.wrong, ["step 0 was closed when step 1 was open"]);
+        journal.insert(1, Record::Rollback(Epoch(2), Step(0)));
+        assert!(audit(&train, &journal, &coordinator, &peers).is_proof());
+
+        let merged = merge([("b", &peers[1][..]), ("coordinator", &coordinator[..]), ("a", &peers[0][..])]);
+        let order: Vec<(&str, u64)> = merged.iter().map(|(name, line)| (*name, line.clock)).collect();
+        let expected = [("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3), ("b", 3), ("coordinator", 9)];
+        assert_eq!(order, expected);
+    }
+}

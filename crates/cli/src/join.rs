@@ -13,7 +13,8 @@ use starling_node::driver::Driver;
 use starling_node::events::EventLog;
 use starling_node::links::WanSource;
 use starling_node::member::{Joining, Member};
-use starling_node::worker::Worker;
+use starling_node::sabotage::Sabotage;
+use starling_node::worker::{self, Worker};
 use starling_transport::identity::Identity;
 use starling_transport::ticket::{Role, Ticket};
 use tokio::sync::Notify;
@@ -47,9 +48,15 @@ pub struct Arguments {
     /// Emulate slow links between sites, as 200mbit,50ms; @FILE reads them from a file, whenever that changes
     #[arg(long, value_name = "RATE,LATENCY")]
     wan: Option<WanSource>,
+    /// Seconds for which the coordinator may be out of reach at first
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    patience: u64,
     /// Seconds from a notice (Ctrl-C, SIGTERM) until this process is gone
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     grace: u64,
+    /// Compute wrongly on purpose: a test that does not find it is worth nothing
+    #[arg(long, hide = true)]
+    sabotage: Option<Sabotage>,
     /// End when standard input ends: the process that started this one is gone
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
@@ -86,13 +93,13 @@ async fn take_part(
     ticket: Ticket,
     notice: Arc<Notify>,
 ) -> Result<ExitCode> {
-    let Arguments { site, threads, dir, wan, grace, .. } = arguments;
+    let Arguments { site, threads, dir, wan, patience, grace, sabotage, .. } = arguments;
     let joining = Joining {
         identity: Arc::new(identity),
         ticket,
         site,
         wan: wan.unwrap_or_default(),
-        patience: Duration::from_secs(60),
+        patience: Duration::from_secs(patience),
     };
     let (member, mut charter) = Member::join(joining).await?;
     words::tell(&format!(
@@ -107,7 +114,9 @@ async fn take_part(
     match member.role() {
         Role::Worker => {
             let log = dir.map(|dir| EventLog::open(&dir.join("events.jsonl"))).transpose()?;
-            Worker::new(member, &charter, log, notice, Duration::from_secs(grace))?.run().await?;
+            let grace = Duration::from_secs(grace);
+            let settings = worker::Settings { log, notice, grace, sabotage };
+            Worker::new(member, &charter, settings)?.run().await?;
         }
         Role::Driver => {
             let temporary = tempfile::tempdir().context("cannot make a temporary folder")?;

@@ -40,6 +40,8 @@ const MOST_NEWS: usize = 20;
 const RECENT: usize = 20;
 /// Between two looks at how the run stands.
 const LOOK: Duration = Duration::from_millis(200);
+/// Updates skipped one after another after which a run is paused: it would not come back by itself.
+const MOST_SKIPPED: u64 = 10;
 /// How long members may take to hear that the run is over.
 const FAREWELL: Duration = Duration::from_secs(3);
 
@@ -63,6 +65,9 @@ pub struct Settings {
     pub wan: WanSource,
 }
 
+/// The hashes of each stage's weights, by name.
+type StageHashes = BTreeMap<StageId, BTreeMap<String, [u8; 32]>>;
+
 /// See the module's head.
 pub struct Coordinator {
     machine: coordinator::Coordinator,
@@ -80,7 +85,7 @@ pub struct Coordinator {
     /// What came of steps whose commits are on their way to the journal.
     reports: BTreeMap<Step, StepReport>,
     /// The hashes of weights, as far as the stages have told them.
-    hashes: BTreeMap<(Epoch, Step), BTreeMap<StageId, BTreeMap<String, [u8; 32]>>>,
+    hashes: BTreeMap<(Epoch, Step), StageHashes>,
     recent: VecDeque<(Instant, u64)>,
     last_loss: Option<f64>,
     news: VecDeque<String>,
@@ -370,6 +375,7 @@ impl Coordinator {
         if after.1 != before.1 && after.0 <= before.0 && before.1 > Epoch(0) {
             self.log.append_at(self.clock, Event::WentBack { from: before.0.0, to: after.0.0 })?;
         }
+        self.pause_if_nothing_is_learnt()?;
         self.hashes.retain(|(epoch, version), _| *epoch == after.1 && version.0 + 2 > after.0.0);
         let closed = after.0.0.checked_sub(1).and_then(|step| self.reports.remove(&Step(step)));
         let Some(report) = closed else { return Ok(()) };
@@ -398,6 +404,19 @@ impl Coordinator {
         Ok(())
     }
 
+    fn pause_if_nothing_is_learnt(&mut self) -> Result<(), CoordinatorError> {
+        let book = self.machine.journal();
+        let skipped = book.skipped.range(Step(book.step.0.saturating_sub(MOST_SKIPPED))..).count() as u64;
+        if skipped < MOST_SKIPPED || book.paused {
+            return Ok(());
+        }
+        self.say(format!(
+            "paused: the gradient was not finite in {MOST_SKIPPED} steps one after another. The training has diverged, \
+             or the only holder of a stage computes wrongly; go on with `starling run resume`"
+        ));
+        self.tell(Input::Operator(Order::Pause))
+    }
+
     /// A replica tells the hashes of its weights: they must be those of the others.
     fn on_hashes(&mut self, of: StateOf, hashes: BTreeMap<String, [u8; 32]>) -> Result<(), CoordinatorError> {
         let book = self.machine.journal();
@@ -418,7 +437,7 @@ impl Coordinator {
         Ok(())
     }
 
-    fn combined(&self, stages: &BTreeMap<StageId, BTreeMap<String, [u8; 32]>>) -> String {
+    fn combined(&self, stages: &StageHashes) -> String {
         weights_hash(stages.values().cloned())
     }
 

@@ -26,6 +26,7 @@ use starling_swarm::worker::reduction::Due;
 use starling_swarm::worker::{Command, Input};
 
 use crate::events::Event;
+use crate::sabotage::{FROM_STEP, Sabotage, spoil};
 use crate::tensor::{Sum, Tensor};
 use crate::tensors::Tensors;
 
@@ -68,6 +69,9 @@ pub struct Host {
     lots: Lots,
     keep: Keep,
     hash_every: u64,
+    sabotage: Option<Sabotage>,
+    /// The weights of the version before, if they are misused on purpose.
+    old_weights: Vec<u8>,
     /// Which state it holds.
     holding: Option<StateOf>,
     /// The lots that it gave to a reduction last.
@@ -105,6 +109,8 @@ impl Host {
             lots,
             keep,
             hash_every: 0,
+            sabotage: None,
+            old_weights: Vec::new(),
             holding: None,
             given: None,
             stage: None,
@@ -120,6 +126,11 @@ impl Host {
     /// From now on it tells the hashes of the weights after every so many steps; 0: never.
     pub fn hash_every(&mut self, steps: u64) {
         self.hash_every = steps;
+    }
+
+    /// From now on it does something wrong on purpose.
+    pub fn sabotage(&mut self, sabotage: Option<Sabotage>) {
+        self.sabotage = sabotage;
     }
 
     /// The stage that it holds.
@@ -228,7 +239,11 @@ impl Host {
                     true => None,
                     false => Some(serde_json::from_slice(&commit.constants).map_err(|_| HostError::Kind)?),
                 };
-                self.held()?.apply(&stage::Commit { step, version, update })?;
+                let stage = self.stage.as_mut().ok_or(HostError::Gone)?;
+                if self.sabotage == Some(Sabotage::Stale) {
+                    self.old_weights = stage.read(version, State::Weights, 0..stage.layout().len())?;
+                }
+                stage.apply(&stage::Commit { step, version, update })?;
                 self.now_holds(of, false, done);
                 done.push(Done::Tell(Input::Applied(of)));
                 if self.hash_every > 0 && of.version.0.is_multiple_of(self.hash_every) {
@@ -271,7 +286,18 @@ impl Host {
         let Tensor::Activation(input, meta) = input else { return Err(HostError::Kind) };
         let of = stage::Microbatch { step: step.0, index: microbatch.0, version: weights.0 };
         let keep = self.keep;
-        let (output, ticket) = self.held()?.forward(of, input.clone(), meta.clone(), keep)?;
+        let spoilt = self.sabotage.filter(|_| step.0 >= FROM_STEP);
+        if spoilt == Some(Sabotage::Stale) {
+            self.swap_weights()?;
+        }
+        let result = self.held()?.forward(of, input.clone(), meta.clone(), keep);
+        if spoilt == Some(Sabotage::Stale) {
+            self.swap_weights()?;
+        }
+        let (mut output, ticket) = result?;
+        if let (Some(Sabotage::Nan), Output::Hidden(hidden)) = (spoilt, &mut output) {
+            spoil(hidden);
+        }
         let first = meta.samples.first().copied().unwrap_or(0);
         let samples = first..first + meta.samples.len() as u64;
         let mut entry = Job { step, samples, ticket: Some(ticket), ..Job::default() };
@@ -292,6 +318,17 @@ impl Host {
         Ok(())
     }
 
+    /// Puts the weights of the version before in the place of the current ones, or back.
+    fn swap_weights(&mut self) -> Result<(), HostError> {
+        let stage = self.stage.as_mut().ok_or(HostError::Gone)?;
+        let current = stage.read(stage.version(), State::Weights, 0..stage.layout().len())?;
+        if self.old_weights.len() == current.len() {
+            stage.write(State::Weights, 0, &self.old_weights)?;
+            self.old_weights = current;
+        }
+        Ok(())
+    }
+
     fn backward(
         &mut self,
         id: JobId,
@@ -305,7 +342,18 @@ impl Host {
         };
         let job = self.jobs.get_mut(&id).ok_or(HostError::Gone)?;
         let (step, ticket) = (job.step, job.ticket.take().ok_or(HostError::Gone)?);
-        let (before, pending) = self.held()?.backward(ticket, gradient)?;
+        let spoilt = self.sabotage.filter(|_| step.0 >= FROM_STEP);
+        if spoilt == Some(Sabotage::Stale) {
+            self.swap_weights()?;
+        }
+        let result = self.held()?.backward(ticket, gradient);
+        if spoilt == Some(Sabotage::Stale) {
+            self.swap_weights()?;
+        }
+        let (mut before, pending) = result?;
+        if let (Some(Sabotage::Nan), Some(before)) = (spoilt, &mut before) {
+            spoil(before);
+        }
         let finite = before.as_ref().is_none_or(Hidden::is_finite);
         let payload = before.map_or(Payload::default(), |before| {
             self.tensors.store(step, Arc::new(Tensor::Gradient(before)))
@@ -413,7 +461,16 @@ impl Host {
                 }
                 TreeNode { level, index } => stage.read_sum(step.0, Node { level, index }, piece.clone())?,
             };
-            sums.push(Sum { bytes, loss: self.loss_under(step, node) });
+            let mut sum = Sum { bytes, loss: self.loss_under(step, node) };
+            match self.sabotage.filter(|_| step.0 >= FROM_STEP) {
+                Some(Sabotage::Double) => {
+                    let once = sum.bytes.clone();
+                    add_bytes(self.held()?.dtype(), &mut sum.bytes, &once);
+                }
+                Some(Sabotage::Drop) => sum.bytes.fill(0),
+                _ => {}
+            }
+            sums.push(sum);
         }
         Ok(sums)
     }

@@ -35,6 +35,7 @@ pub mod member;
 pub mod operator;
 pub mod post;
 pub mod registry;
+pub mod sabotage;
 pub mod status;
 pub mod tensor;
 pub mod tensors;

@@ -22,6 +22,7 @@ use crate::tensor::{Tensor, TensorHead, TornTensor};
 
 /// What a letter says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(clippy::large_enum_variant, reason = "nearly every letter is the large one")]
 pub enum Post {
     /// From machine to machine.
     Swarm(Envelope, Option<TensorHead>),

@@ -21,6 +21,7 @@ use crate::events::{EventLog, LogError, Note};
 use crate::host::{Done, Fetch, Host};
 use crate::member::{Arrived, Member};
 use crate::post::Post;
+use crate::sabotage::Sabotage;
 use crate::tensors::Tensors;
 
 /// How long a checkpoint may take to come from the coordinator.
@@ -44,6 +45,18 @@ pub struct Worker {
     is_over: bool,
 }
 
+/// How a worker is run.
+pub struct Settings {
+    /// Where it writes down what it does, if anywhere.
+    pub log: Option<EventLog>,
+    /// Told when the machine will be taken away.
+    pub notice: Arc<Notify>,
+    /// How long after that it is there at the most.
+    pub grace: Duration,
+    /// What it does wrong on purpose.
+    pub sabotage: Option<Sabotage>,
+}
+
 /// A checkpoint that the thread that computes waits for.
 struct Wanted {
     of: StateOf,
@@ -52,15 +65,9 @@ struct Wanted {
 }
 
 impl Worker {
-    /// A worker of the run that `member` has joined, which writes down what it does, if anywhere. `notice` is told when the machine will be taken away, which is
-    /// not before `grace` has passed.
-    pub fn new(
-        member: Member,
-        charter: &Charter,
-        mut log: Option<EventLog>,
-        notice: Arc<Notify>,
-        grace: Duration,
-    ) -> Result<Worker, WorkerError> {
+    /// A worker of the run that `member` has joined.
+    pub fn new(member: Member, charter: &Charter, settings: Settings) -> Result<Worker, WorkerError> {
+        let Settings { mut log, notice, grace, sabotage } = settings;
         let needed = charter.spec.memory_bytes;
         let available = memory::available_bytes().unwrap_or(u64::MAX);
         if needed > available {
@@ -72,6 +79,7 @@ impl Worker {
         let (build, lots, keep) = (charter.build(), charter.spec.lots, charter.run.train.keep);
         let mut host = Host::new(me, build, fetch_by(sender), lots, keep);
         host.hash_every(charter.run.train.hash_every);
+        host.sabotage(sabotage);
         let tensors = host.tensors().clone();
         let capability = Capability {
             site: member.site(),

@@ -11,7 +11,8 @@ use starling_model::optimiser::OptimiserConfig;
 use starling_model::reference::Reference;
 use starling_model::run::{Run, TrainConfig};
 use starling_model::{batch, pipeline};
-use starling_node::host::{Build, Done, Fetch, Host, Summary};
+use starling_node::closing::conclude;
+use starling_node::host::{Build, Done, Fetch, Host};
 use starling_node::tensor::Tensor;
 use starling_swarm::coordinator::{self, Coordinator};
 use starling_swarm::driver::{self, Driver};
@@ -257,22 +258,12 @@ impl Swarm {
                     self.tell_coordinator(coordinator::Input::Journaled(number));
                 }
                 coordinator::Command::Conclude(number, step, summaries) => {
-                    let constants = self.constants(step, &summaries);
+                    let (_, constants) = conclude(&self.run, step, 0, &summaries).unwrap();
                     self.tell_coordinator(coordinator::Input::Concluded(number, constants));
                 }
                 coordinator::Command::Tell(_) => {}
             }
         }
-    }
-
-    fn constants(&self, step: Step, summaries: &[Vec<u8>]) -> Option<Vec<u8>> {
-        let read = |summary: &Vec<u8>| serde_json::from_slice::<Summary>(summary).unwrap();
-        let summaries: Vec<Summary> = summaries.iter().map(read).collect();
-        let tokens = summaries.last().unwrap().loss.tokens;
-        let squares: BTreeMap<String, f64> = summaries.into_iter().flat_map(|s| s.sums_of_squares).collect();
-        let norm = squares.values().sum::<f64>().sqrt() / tokens as f64;
-        let update = self.run.optimiser.update(step.0, self.run.train.steps, step.0, tokens, norm);
-        norm.is_finite().then(|| serde_json::to_vec(&update).unwrap())
     }
 
     fn train(&mut self, mut meanwhile: impl FnMut(&mut Swarm, u64)) {

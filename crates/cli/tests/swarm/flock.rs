@@ -46,8 +46,8 @@ struct Peer {
 }
 
 impl Flock {
-    /// A coordinator in site a. Everything that crosses sites goes by what is written with [`Flock::links`].
-    pub fn new(settings: &str) -> Flock {
+    /// A coordinator in site a, of a run that begins with so many workers. Everything that crosses sites goes by what is written with [`Flock::links`].
+    pub fn new(settings: &str, peers: usize) -> Flock {
         let place = Place::new();
         place.write("flock.toml", RUN);
         place.write("links", "");
@@ -59,13 +59,13 @@ impl Flock {
             peers: Vec::new(),
             lives: 0,
         };
-        flock.coordinate(&format!("run new flock.toml --out run {settings}"));
+        flock.coordinate(&format!("run new flock.toml --out run {settings} --peers {peers}"));
         flock
     }
 
     /// With as many workers as there are letters in `sites`, each in the site of its letter, and a driver in every site.
     pub fn with_workers(settings: &str, sites: &str) -> Flock {
-        let mut flock = Flock::new(&format!("{settings} --peers {}", sites.len()));
+        let mut flock = Flock::new(settings, sites.len());
         let mut driven = Vec::new();
         for site in sites.chars().map(String::from) {
             if !driven.contains(&site) {
@@ -99,29 +99,38 @@ impl Flock {
         self.place.command(command).stdin(Stdio::null()).stdout(out).stderr(file.unwrap()).spawn().unwrap()
     }
 
-    fn log(&self, name: &str) -> String {
+    pub fn worker_ticket(&self) -> &str {
+        &self.tickets.worker
+    }
+
+    pub fn log(&self, name: &str) -> String {
         std::fs::read_to_string(self.place.path(&format!("{name}.log"))).unwrap_or_default()
     }
 
     pub fn start_worker(&mut self, site: &str) -> usize {
-        self.start(false, site)
+        self.start(false, site, "")
     }
 
     pub fn start_driver(&mut self, site: &str) -> usize {
-        self.start(true, site)
+        self.start(true, site, "")
     }
 
-    fn start(&mut self, driver: bool, site: &str) -> usize {
-        let child = self.spawn_peer(driver, site);
+    /// A worker that computes wrongly on purpose.
+    pub fn start_saboteur(&mut self, site: &str, how: &str) -> usize {
+        self.start(false, site, &format!("--sabotage {how}"))
+    }
+
+    fn start(&mut self, driver: bool, site: &str, more: &str) -> usize {
+        let child = self.spawn_peer(driver, site, more);
         self.peers.push(Peer { child, driver, site: site.into() });
         self.peers.len() - 1
     }
 
-    fn spawn_peer(&mut self, driver: bool, site: &str) -> Child {
+    fn spawn_peer(&mut self, driver: bool, site: &str, more: &str) -> Child {
         let ticket = if driver { &self.tickets.driver } else { &self.tickets.worker };
         self.lives += 1;
         let dir = format!("run/peers/{}", self.lives);
-        let command = format!("join {ticket} --site {site} --wan @links --threads 1 --dir {dir}");
+        let command = format!("join {ticket} --site {site} --wan @links --threads 1 --dir {dir} {more}");
         self.spawn(&command, &format!("peer-{}", self.lives), Stdio::null())
     }
 
@@ -143,7 +152,7 @@ impl Flock {
     /// Another process takes its place.
     pub fn replace(&mut self, peer: usize) {
         let (driver, site) = (self.peers[peer].driver, self.peers[peer].site.clone());
-        self.peers[peer].child = self.spawn_peer(driver, &site);
+        self.peers[peer].child = self.spawn_peer(driver, &site, "");
     }
 
     /// Sends a signal to a peer.
@@ -187,12 +196,12 @@ impl Flock {
 
     /// Steps that are closed.
     pub fn step(&self) -> u64 {
-        let steps = self.events().into_iter().filter_map(|event| match event {
+        let mut steps = self.events().into_iter().filter_map(|event| match event {
             Event::Step { step, .. } => Some(step + 1),
             Event::WentBack { to, .. } => Some(to),
             _ => None,
         });
-        steps.last().unwrap_or(0)
+        steps.next_back().unwrap_or(0)
     }
 
     pub fn events(&self) -> Vec<Event> {
@@ -248,21 +257,35 @@ impl Flock {
     pub fn finish_as_one_process(&mut self) -> u64 {
         let weights = self.finish();
         let steps = *weights.keys().next_back().expect("at least one step was done") + 1;
-        let run = self.settings.split(" --peers").next().unwrap_or_default();
-        let set: Vec<&str> = run.split_whitespace().filter(|word| word.contains('=')).collect();
-        let set: String = set.iter().map(|setting| format!(" --set {setting}")).collect();
-        self.place.good(&format!(
-            "train flock.toml --out whole{set} --set train.steps={steps} --set checkpoint.every=0"
-        ));
-        let expected = self.place.hashes("whole");
-        for (step, expected) in expected.iter().enumerate() {
-            let got = weights.get(&(step as u64)).unwrap_or_else(|| panic!("no hash after step {step}"));
-            assert_eq!(got, expected, "the weights after step {step} are not those of one process");
-        }
+        assert_eq!(self.first_difference(&weights), None, "the weights are those of one process");
         self.place.good("checkpoint verify run");
         let (proof, _) = self.place.good("run audit run");
         assert!(proof.contains("every sample was counted once in every stage and step"), "{proof}");
         steps
+    }
+
+    /// The first step after which the weights are not those of one process.
+    pub fn first_difference(&self, weights: &BTreeMap<u64, String>) -> Option<u64> {
+        let expected = self.train_in_one_process(weights.keys().next_back().map_or(1, |last| last + 1));
+        let hashes = self.place.hashes(&expected);
+        (0..hashes.len() as u64).find(|step| weights.get(step) != hashes.get(*step as usize))
+    }
+
+    /// Trains the same run in one process; returns its folder.
+    pub fn train_in_one_process(&self, steps: u64) -> String {
+        let set = format!("{} --set train.steps={steps} --set checkpoint.every=0", self.settings);
+        self.place.good(&format!("train flock.toml --out whole {set}"));
+        "whole".into()
+    }
+
+    /// The loss of every step in a folder.
+    pub fn losses(&self, folder: &str) -> BTreeMap<u64, f64> {
+        let lines = events::read(&self.place.path(folder).join("events.jsonl")).unwrap().lines;
+        let losses = lines.into_iter().filter_map(|line| match line.event {
+            Event::Step { step, loss, .. } => Some((step, loss)),
+            _ => None,
+        });
+        losses.collect()
     }
 }
 

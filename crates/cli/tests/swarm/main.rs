@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod flock;
+mod hostile;
 #[path = "../process/mod.rs"]
 mod process;
 
@@ -115,4 +116,42 @@ fn joiners_and_leavers_in_the_middle_change_no_weight() {
     assert_eq!(flock.ended(joiners[0]), Some(0));
     flock.go_on_for(5);
     flock.finish_as_one_process();
+}
+
+/// Promise (b): with the shortest way of adding up, only the last bits depend on who computed what.
+#[test]
+fn a_fast_reduction_follows_the_curve_of_one_process_through_kills() {
+    let mut flock = Flock::with_workers("--set swarm.reduce=\"fast\"", "aaabbb");
+    for kill in 0..6 {
+        flock.go_on_for(15);
+        let peer = draw(4, kill, flock.peers().len());
+        flock.kill(peer);
+        flock.replace(peer);
+    }
+    flock.go_on_for(15);
+    flock.finish();
+    let (swarm, one) = (flock.losses("run"), flock.losses(&flock.train_in_one_process(100)));
+    for (step, loss) in one {
+        let difference = (swarm[&step] - loss).abs();
+        assert!(difference <= 2e-6, "the loss of step {step} differs by {difference:e}");
+    }
+    let (proof, _) = flock.place.good("run audit run");
+    assert!(proof.contains("every sample was counted once"), "{proof}");
+}
+
+/// Promise (c): a suite that cannot find these would prove nothing.
+#[test]
+fn a_double_a_drop_and_a_stale_fold_are_found() {
+    for sabotage in ["double", "drop", "stale"] {
+        let mut flock = Flock::new("", 4);
+        flock.start_driver("a");
+        for _ in 0..3 {
+            flock.start_worker("a");
+        }
+        flock.start_saboteur("a", sabotage);
+        flock.go_on_for(20);
+        let weights = flock.finish();
+        let found = flock.first_difference(&weights);
+        assert!(found >= Some(starling_node::sabotage::FROM_STEP), "{sabotage}: {found:?}");
+    }
 }

@@ -130,10 +130,16 @@ pub const NO_TARGET: u32 = u32::MAX;
 /// where they say so. Weights and gradients are flat buffers; [`Span`]s say where a parameter stands.
 pub trait Engine: Send + Sync + 'static {
     /// A flat vector of elements, wherever the device keeps it.
-    type Buffer: Send + 'static;
+    type Buffer: Send + Sync + 'static;
     /// What a forward operation leaves for its backward besides its operands (statistics, a log-sum-exp, an
     /// activation): the engine's own business.
-    type Kept: Send + 'static;
+    type Kept: Send + Sync + 'static;
+
+    /// Does several operations one after another where the engine computes. Only time depends on it: each operation
+    /// by itself would be handed to the engine's threads and back.
+    fn inside<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        work()
+    }
 
     /// How elements are stored, and cross a boundary.
     fn dtype(&self) -> Dtype;

@@ -199,8 +199,12 @@ impl<E: Engine> Stage for LocalStage<E> {
         self.check_step(microbatch.step)?;
         let units = &self.units;
         check::microbatch(&units.architecture, units.dtype(), units.is_first(), &input, &meta)?;
-        let (hidden, mut kept) = units.forward(&self.weights, &meta, &input, true, keep == Keep::All);
-        let loss = units.loss(&self.weights, &meta, &mut kept);
+        let weights = &self.weights;
+        let (hidden, kept, loss) = units.engine.inside(|| {
+            let (hidden, mut kept) = units.forward(weights, &meta, &input, true, keep == Keep::All);
+            let loss = units.loss(weights, &meta, &mut kept);
+            (hidden, kept, loss)
+        });
         let output = match (hidden, loss) {
             (Some(hidden), _) => Output::Hidden(units.download(meta.shape, &hidden)),
             (None, loss) => Output::Loss(loss.unwrap_or_default()),
@@ -228,13 +232,15 @@ impl<E: Engine> Stage for LocalStage<E> {
         let Some(waiting) = self.waiting.remove(&ticket.0) else { return Err(StageError::Ticket(ticket.0)) };
         let Waiting { microbatch, meta, input, kept, loss } = waiting;
         let (units, weights) = (&self.units, &self.weights);
-        let kept = kept.unwrap_or_else(|| {
-            let (_, mut kept) = units.forward(weights, &meta, &input, true, true);
-            units.loss(weights, &meta, &mut kept);
-            kept
-        });
         let mut grads = units.engine.zeros(units.gradient_len);
-        let d_input = units.backward(weights, &meta, &input, &kept, gradient.as_ref(), &mut grads);
+        let d_input = units.engine.inside(|| {
+            let kept = kept.unwrap_or_else(|| {
+                let (_, mut kept) = units.forward(weights, &meta, &input, true, true);
+                units.loss(weights, &meta, &mut kept);
+                kept
+            });
+            units.backward(weights, &meta, &input, &kept, gradient.as_ref(), &mut grads)
+        });
         let d_input = d_input.map(|d_input| units.download(meta.shape, &d_input));
         let id = self.next_id();
         self.pending.insert(id, (microbatch, grads));
@@ -244,16 +250,17 @@ impl<E: Engine> Stage for LocalStage<E> {
     fn infer(&self, input: Input, meta: &Meta, want: Want) -> Result<Output, StageError> {
         let units = &self.units;
         check::microbatch(&units.architecture, units.dtype(), units.is_first(), &input, meta)?;
-        let (hidden, mut kept) = units.forward(&self.weights, meta, &input, false, false);
-        if let Some(hidden) = hidden {
-            return Ok(Output::Hidden(units.download(meta.shape, &hidden)));
-        }
-        Ok(match want {
-            Want::Loss => Output::Loss(units.loss(&self.weights, meta, &mut kept).unwrap_or_default()),
-            Want::NextToken => {
-                Output::Logits(units.next_token_logits(&self.weights, meta, &kept).unwrap_or_default())
+        let weights = &self.weights;
+        Ok(units.engine.inside(|| {
+            let (hidden, mut kept) = units.forward(weights, meta, &input, false, false);
+            match (hidden, want) {
+                (Some(hidden), _) => Output::Hidden(units.download(meta.shape, &hidden)),
+                (None, Want::Loss) => Output::Loss(units.loss(weights, meta, &mut kept).unwrap_or_default()),
+                (None, Want::NextToken) => {
+                    Output::Logits(units.next_token_logits(weights, meta, &kept).unwrap_or_default())
+                }
             }
-        })
+        }))
     }
 
     fn fold(&mut self, pending: Pending, lots: Lots) -> Result<Folded, StageError> {

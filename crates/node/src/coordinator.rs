@@ -36,6 +36,8 @@ use crate::status::{PeerStatus, StageStatus, Status};
 const MOST_EVENTS: usize = 1024;
 /// What the coordinator said last: as much of it as is shown.
 const MOST_NEWS: usize = 20;
+/// Versions whose hashes are remembered: a replica may tell them late.
+const REMEMBERED: u64 = 64;
 /// Steps over which the rate is measured.
 const RECENT: usize = 20;
 /// Between two looks at how the run stands.
@@ -289,7 +291,10 @@ impl Coordinator {
                 self.disk.keep(from, of, Part { head, file: body.to_vec() })?;
             }
             Post::Fetch(of, parameters) if is_worker => self.disk.fetch(from, of, parameters)?,
-            Post::Hashes(of, hashes) if is_worker => self.on_hashes(of, hashes)?,
+            Post::Hashes(of, hashes) if is_worker => {
+                self.on_hashes(of, hashes)?;
+                self.write(from, Post::Noted(of), Vec::new());
+            }
             // An operator has shown its ticket, or it would not be connected; members give no orders.
             Post::Order(order) if guest.is_none() => {
                 self.tell(Input::Operator(order))?;
@@ -376,7 +381,7 @@ impl Coordinator {
             self.log.append_at(self.clock, Event::WentBack { from: before.0.0, to: after.0.0 })?;
         }
         self.pause_if_nothing_is_learnt()?;
-        self.hashes.retain(|(epoch, version), _| *epoch == after.1 && version.0 + 2 > after.0.0);
+        self.hashes.retain(|(epoch, version), _| *epoch == after.1 && version.0 + REMEMBERED > after.0.0);
         let closed = after.0.0.checked_sub(1).and_then(|step| self.reports.remove(&Step(step)));
         let Some(report) = closed else { return Ok(()) };
         self.reports.clear();
@@ -420,7 +425,7 @@ impl Coordinator {
     /// A replica tells the hashes of its weights: they must be those of the others.
     fn on_hashes(&mut self, of: StateOf, hashes: BTreeMap<String, [u8; 32]>) -> Result<(), CoordinatorError> {
         let book = self.machine.journal();
-        if of.epoch != book.epoch || of.version > book.step || of.version.0 + 2 <= book.step.0 {
+        if of.epoch != book.epoch || of.version > book.step || of.version.0 + REMEMBERED <= book.step.0 {
             return Ok(());
         }
         let stages = self.hashes.entry((of.epoch, of.version)).or_default();

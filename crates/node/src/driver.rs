@@ -44,7 +44,7 @@ impl Driver {
                 Some(event) = self.member.next() => match self.member.on_event(event) {
                     Some(Arrived::Swarm(envelope, _)) => self.tell(Input::Message(envelope)),
                     Some(Arrived::Post(Post::Over, _)) => self.is_over = true,
-                    Some(Arrived::Post(..)) | None => {}
+                    Some(Arrived::Post(..) | Arrived::Coordinator) | None => {}
                 },
                 // Its lots are leased to others as soon as its silence is noticed; it holds nothing that could be lost.
                 () = self.notice.notified() => self.is_over = true,

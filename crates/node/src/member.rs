@@ -70,6 +70,8 @@ pub struct Member {
 pub enum Arrived {
     /// A machine's message.
     Swarm(Envelope, Option<Arc<Tensor>>),
+    /// There is a coordinator again.
+    Coordinator,
     /// The coordinator's host has something to say.
     Post(Post, Bytes),
 }
@@ -177,6 +179,7 @@ impl Member {
                     self.introduction.credential = Credential::Pass(self.pass.clone());
                 }
                 self.links.met(&self.endpoint, with, &self.coordinator_site);
+                return Some(Arrived::Coordinator);
             }
             Event::Connected { with, .. } => {
                 if let Some(guest) = self.guests.get(with) {

@@ -40,6 +40,8 @@ pub enum Post {
     Fetched(StateOf, bool),
     /// Worker → coordinator: the hashes of the weights of this state.
     Hashes(StateOf, BTreeMap<String, [u8; 32]>),
+    /// Coordinator → worker: I know the hashes of this state.
+    Noted(StateOf),
     /// Operator → coordinator: do this.
     Order(Order),
     /// Operator → coordinator: how does the run stand?

@@ -24,6 +24,8 @@ use crate::post::Post;
 use crate::sabotage::Sabotage;
 use crate::tensors::Tensors;
 
+/// Versions whose hashes are kept until they are noted, at the most.
+const MOST_HASHES: usize = 16;
 /// How long a checkpoint may take to come from the coordinator.
 const FETCH: Duration = Duration::from_secs(120);
 
@@ -37,6 +39,8 @@ pub struct Worker {
     wanted: mpsc::Receiver<Wanted>,
     /// Who waits for which.
     fetching: BTreeMap<StateOf, SyncSender<Option<Bytes>>>,
+    /// The hashes of the last versions' weights, and whether the coordinator has noted them.
+    hashes: BTreeMap<StateOf, (BTreeMap<String, [u8; 32]>, bool)>,
     start: Instant,
     log: Option<EventLog>,
     notice: Arc<Notify>,
@@ -98,6 +102,7 @@ impl Worker {
             tensors,
             wanted,
             fetching,
+            hashes: BTreeMap::new(),
             start,
             log,
             notice,
@@ -144,6 +149,9 @@ impl Worker {
         self.member.wake();
         if self.machine.next_wake() <= self.now() {
             self.tell(Input::Wake);
+            for (&of, (hashes, _)) in self.hashes.iter().filter(|(_, (_, noted))| !noted) {
+                self.member.tell_coordinator(Post::Hashes(of, hashes.clone()), Vec::new());
+            }
         }
     }
 
@@ -159,6 +167,11 @@ impl Worker {
                     let _ = reply.try_send(found.then_some(body));
                 }
             }
+            Arrived::Post(Post::Noted(of), _) => {
+                self.hashes.entry(of).and_modify(|(_, noted)| *noted = true);
+            }
+            // It may be another one, which knows only what it is told.
+            Arrived::Coordinator => self.hashes.values_mut().for_each(|(_, noted)| *noted = false),
             Arrived::Post(Post::Over, _) => self.is_over = true,
             Arrived::Post(..) => {}
         }
@@ -174,7 +187,11 @@ impl Worker {
                     self.member.tell_coordinator(Post::Keep(of, part.head), vec![part.file.into()]);
                 }
                 Done::Hashed(of, hashes) => {
-                    self.member.tell_coordinator(Post::Hashes(of, hashes), Vec::new());
+                    self.member.tell_coordinator(Post::Hashes(of, hashes.clone()), Vec::new());
+                    self.hashes.insert(of, (hashes, false));
+                    while self.hashes.len() > MOST_HASHES {
+                        self.hashes.pop_first();
+                    }
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -172,6 +172,16 @@ impl Flock {
         }
     }
 
+    /// Memory of the coordinator, in MB.
+    pub fn coordinator_mb(&self) -> u64 {
+        memory_mb(self.coordinator.as_ref().unwrap())
+    }
+
+    /// Memory of each peer, in MB.
+    pub fn peers_mb(&self) -> Vec<(usize, u64)> {
+        self.peers.iter().map(|peer| memory_mb(&peer.child)).enumerate().collect()
+    }
+
     /// What lies between sites from now on.
     pub fn links(&self, text: &str) {
         // Written aside and renamed: nobody reads half of it.
@@ -194,9 +204,16 @@ impl Flock {
         send(child, "CONT");
     }
 
-    /// Steps that are closed.
+    /// Steps that are closed: what the end of the log says.
     pub fn step(&self) -> u64 {
-        let mut steps = self.events().into_iter().filter_map(|event| match event {
+        let mut end = Vec::new();
+        if let Ok(mut file) = File::open(self.place.path("run/events.jsonl")) {
+            let length = file.seek(SeekFrom::End(0)).unwrap();
+            file.seek(SeekFrom::Start(length.saturating_sub(1 << 14))).unwrap();
+            file.read_to_end(&mut end).unwrap();
+        }
+        let lines = events::parse(&end[..]).unwrap().lines.into_iter();
+        let mut steps = lines.filter_map(|line| match line.event {
             Event::Step { step, .. } => Some(step + 1),
             Event::WentBack { to, .. } => Some(to),
             _ => None,
@@ -268,7 +285,9 @@ impl Flock {
     pub fn first_difference(&self, weights: &BTreeMap<u64, String>) -> Option<u64> {
         let expected = self.train_in_one_process(weights.keys().next_back().map_or(1, |last| last + 1));
         let hashes = self.place.hashes(&expected);
-        (0..hashes.len() as u64).find(|step| weights.get(step) != hashes.get(*step as usize))
+        let step = (0..hashes.len() as u64).find(|step| weights.get(step) != hashes.get(*step as usize))?;
+        println!("step {step}: {:?}, expected {:?}", weights.get(&step), hashes.get(step as usize));
+        Some(step)
     }
 
     /// Trains the same run in one process; returns its folder.
@@ -287,6 +306,13 @@ impl Flock {
         });
         losses.collect()
     }
+}
+
+/// 0 where the system does not say.
+fn memory_mb(child: &Child) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("0");
+    line.split_whitespace().next().and_then(|kb| kb.parse::<u64>().ok()).unwrap_or(0) / 1024
 }
 
 fn send(child: &Child, signal: &str) {

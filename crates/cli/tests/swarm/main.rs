@@ -3,6 +3,7 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod chaos;
 mod flock;
 mod hostile;
 #[path = "../process/mod.rs"]

@@ -44,6 +44,10 @@ impl<T: Real> Engine for Naive<T> {
     /// The log-sum-exp of attention, `[b,h,t]`; nothing for other operations, which compute it again.
     type Kept = Vec<T>;
 
+    fn inside<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.pool.install(work)
+    }
+
     fn dtype(&self) -> Dtype {
         T::DTYPE
     }

@@ -5,6 +5,7 @@ mod fix;
 mod fuzz;
 mod licences;
 mod python;
+mod soak;
 mod spdx;
 mod tool;
 mod verify;
@@ -29,6 +30,8 @@ enum Command {
     Fix,
     /// Run a benchmark, or list them
     Bench(bench::Arguments),
+    /// Let real processes be killed, stopped and cut off for hours, and compare every step with one process
+    Soak(soak::Arguments),
     /// Run the fuzz targets of `fuzz/` for a while (nightly toolchain)
     Fuzz(fuzz::Arguments),
 }
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Fix => fix::run(),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Soak(arguments) => soak::run(&arguments),
         Command::Fuzz(arguments) => fuzz::run(&arguments),
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };

@@ -59,12 +59,29 @@ impl Yardsticks {
     }
 }
 
+/// Another training that is laid beside the run's.
+#[derive(Default)]
+pub struct Beside {
+    /// What it is called.
+    pub name: String,
+    /// Its loss, by step.
+    pub losses: BTreeMap<u64, f64>,
+    /// What is to be said of the two, a line each.
+    pub lines: Vec<String>,
+}
+
 /// Writes report and plot; returns the report.
-pub fn write(folder: &RunFolder, session: &Session, yardsticks: Option<&Yardsticks>) -> Result<String> {
+pub fn write(
+    folder: &RunFolder,
+    session: &Session,
+    yardsticks: Option<&Yardsticks>,
+    beside: &Beside,
+) -> Result<String> {
     let history = History::read(folder)?;
     let name = &session.reference.run().name;
-    write_whole(&folder.plot(), &history.plot(name, yardsticks))?;
-    let report = history.report(session, yardsticks);
+    write_whole(&folder.plot(), &history.plot(name, yardsticks, beside))?;
+    let mut report = history.report(session, yardsticks);
+    beside.lines.iter().for_each(|line| report.push_str(&format!("- {line}\n")));
     write_whole(&folder.report(), &report)?;
     Ok(report)
 }
@@ -172,7 +189,7 @@ impl History {
         out
     }
 
-    fn plot(&self, name: &str, yardsticks: Option<&Yardsticks>) -> String {
+    fn plot(&self, name: &str, yardsticks: Option<&Yardsticks>, beside: &Beside) -> String {
         let losses: Vec<(f64, f64)> = self.steps.iter().map(|(step, s)| (*step as f64 + 1.0, s.0)).collect();
         let held_out = self.evaluations.iter().map(|(step, e)| (*step as f64, e.0)).collect();
         let window = (losses.len() / 50).max(1);
@@ -183,6 +200,10 @@ impl History {
             series("training loss, running mean", "#1f5fa8", plot::thinned(smooth), Style::Line),
             series("held-out loss", "#d1495b", held_out, Style::Dots),
         ];
+        if !beside.losses.is_empty() {
+            let points = beside.losses.iter().map(|(step, loss)| (*step as f64 + 1.0, *loss)).collect();
+            all.push(series(&beside.name, "#e0a030", points, Style::Dots));
+        }
         if let Some(Yardsticks { five_gram, bound }) = yardsticks {
             all.push(series("5-gram, Kneser-Ney", "#8a6d3b", vec![(0.0, *five_gram)], Style::Level));
             all.push(series("entropy of the language", "#2e7d32", vec![(0.0, *bound)], Style::Level));

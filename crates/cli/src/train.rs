@@ -15,7 +15,7 @@ use starling_node::events::{Event, EventLog};
 
 use crate::interrupt::{self, Interrupt};
 use crate::progress::Progress;
-use crate::report::{self, Yardsticks};
+use crate::report::{self, Beside, Yardsticks};
 use crate::run_folder::{RunFolder, write_whole};
 use crate::session::Session;
 use crate::words;
@@ -307,7 +307,7 @@ impl Training<'_> {
             self.save()?;
         }
         self.log.append(Event::Interrupted { step })?;
-        report::write(self.folder, &self.session, None)?;
+        report::write(self.folder, &self.session, None, &Beside::default())?;
         words::tell(&format!(
             "stopped at step {step}. Go on with:\n  {}",
             resume_command(std::env::args().collect())
@@ -322,7 +322,7 @@ impl Training<'_> {
         let weights = self.session.reference.weights_hash();
         self.log.append(Event::Finished { step: self.session.reference.steps_done(), weights })?;
         let yardsticks = Yardsticks::measure(self.session.reference.sampler());
-        let report = report::write(self.folder, &self.session, yardsticks.as_ref())?;
+        let report = report::write(self.folder, &self.session, yardsticks.as_ref(), &Beside::default())?;
         let shown = self.folder.path().display();
         words::show(&format!("\n{report}\n- plot: {shown}/loss.svg\n- try it: starling generate {shown}\n"))
     }

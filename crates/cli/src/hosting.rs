@@ -17,7 +17,7 @@ use starling_swarm::journal::{JournalState, Record};
 use starling_transport::identity::Identity;
 use starling_transport::ticket::{Role, Ticket};
 
-use crate::run_folder::{Lock, RunFolder, write_whole};
+use crate::run_folder::{Lock, RunFolder, write_private, write_whole};
 use crate::session::open_corpus;
 use crate::train;
 
@@ -93,8 +93,9 @@ impl Hosted {
             .context("the corpus cannot be trained on as it is")?;
         let charter = Charter::new(run, definition, peers)?;
         let authority = Arc::new(Identity::load_or_generate(&folder.path().join("run.key"))?);
-        if let Some(recorded) = recorded.filter(|recorded| is_cut_otherwise(recorded, &charter.run)) {
-            begin_again_from_checkpoint(&folder.journal(), &recorded)?;
+        check_identity(&folder, &charter)?;
+        if recorded.is_some_and(|recorded| is_cut_otherwise(&recorded, &charter.run)) {
+            begin_again_from_checkpoint(&folder.journal())?;
         }
         write_whole(&folder.run_file(), &toml::to_string(&charter.run)?)?;
         Ok(Hosted { folder, charter, tokeniser, authority, _lock: lock })
@@ -123,13 +124,31 @@ impl Hosted {
     /// Leaves an operator's ticket in the folder, so that the folder can be named in place of a ticket.
     pub fn leave_ticket(&self, addresses: &[String]) -> Result<()> {
         let operator = self.ticket(addresses.to_vec(), Role::Operator, None);
-        write_whole(&self.folder.operator_ticket(), &format!("{operator}\n"))
+        write_private(&self.folder.operator_ticket(), &format!("{operator}\n"))
     }
 
     /// A ticket of the run.
     pub fn ticket(&self, addresses: Vec<String>, role: Role, site: Option<String>) -> Ticket {
         let expires_s = now_s() + TICKET_S;
         Ticket::issue(&self.authority, self.charter.identity(), addresses, role, site, expires_s, 0)
+    }
+}
+
+/// A folder holds one training: going on with another would spoil it.
+fn check_identity(folder: &RunFolder, charter: &Charter) -> Result<()> {
+    let (path, now) = (folder.path().join("identity"), charter.definition.identity());
+    let shown = folder.path().display();
+    match std::fs::read_to_string(&path) {
+        Ok(recorded) if recorded.trim() != now => bail!(
+            "{shown} holds another training: its text, model, optimiser, batch or seed was another. Set it back, or \
+             start another with --out FOLDER; nothing was changed"
+        ),
+        Ok(_) => Ok(()),
+        Err(_) if folder.is_used() => bail!(
+            "{shown} was trained in one process, or is damaged. Go on with `starling train --resume`, or start another \
+             with --out FOLDER; nothing was changed"
+        ),
+        Err(_) => write_whole(&path, &format!("{now}\n")),
     }
 }
 
@@ -140,20 +159,26 @@ fn is_cut_otherwise(a: &Run, b: &Run) -> bool {
 }
 
 /// A run that is cut in another way goes on from its last checkpoint: nobody holds anything of the new cut. The old
-/// journal stays beside the new one.
-fn begin_again_from_checkpoint(path: &Path, recorded: &Run) -> Result<()> {
-    if !path.exists() {
-        return Ok(());
-    }
+/// journal stays beside the new one, and at every instant there is one of the two.
+fn begin_again_from_checkpoint(path: &Path) -> Result<()> {
     let book = JournalState::replay(&Journal::open::<Record>(path)?.1);
-    let old = path.with_file_name(format!("journal.{}-stages.term-{}", recorded.train.stages, book.term.0));
-    std::fs::rename(path, &old).with_context(|| format!("cannot move {}", path.display()))?;
+    let trouble = |path: &Path| format!("cannot write {}", path.display());
     let mut records = vec![
         Record::Term(book.term),
         Record::Checkpoint(book.checkpoint),
         Record::Rollback(Epoch(book.epoch.0 + 1), book.checkpoint),
+        Record::Paused(book.paused),
     ];
+    records.extend(book.skipped.range(..book.checkpoint).map(|&step| Record::Skipped(step)));
+    records.extend(book.quarantined.iter().map(|&peer| Record::Quarantined(peer, true)));
     records.extend(book.last_step.map(Record::LastStep));
     records.extend(book.amendments.into_iter().map(|(step, settings)| Record::Amended(step, settings)));
-    Ok(Journal::open::<Record>(path)?.0.append(&records)?)
+    let new = path.with_extension("new");
+    let _ = std::fs::remove_file(&new);
+    Journal::open::<Record>(&new)?.0.append(&records)?;
+    let old = (0..).map(|number| path.with_extension(format!("old-{number}"))).find(|path| !path.exists());
+    if let Some(old) = old {
+        std::fs::hard_link(path, &old).with_context(|| trouble(&old))?;
+    }
+    std::fs::rename(&new, path).with_context(|| trouble(path))
 }

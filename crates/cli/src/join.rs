@@ -31,7 +31,7 @@ use crate::{session, words};
     after_help = "Examples:\n  starling join starling-ticket-… --site paris\n  starling join starling-ticket-… --site paris --threads 8 --key my.key"
 )]
 pub struct Arguments {
-    /// The ticket that `starling run new` printed
+    /// The ticket that `starling run new` printed; - takes it from the environment, STARLING_TICKET
     ticket: String,
     /// Where this machine stands: peers of one site are joined by a fast network
     #[arg(long, default_value = "here")]
@@ -62,8 +62,15 @@ pub struct Arguments {
     until_stdin_ends: bool,
 }
 
+/// The environment's name for a ticket.
+pub const TICKET: &str = "STARLING_TICKET";
+
 pub fn run(arguments: Arguments) -> Result<ExitCode> {
-    let ticket: Ticket = arguments.ticket.parse()?;
+    let text = match arguments.ticket.as_str() {
+        "-" => std::env::var(TICKET).with_context(|| format!("there is no ticket in {TICKET}"))?,
+        text => text.into(),
+    };
+    let ticket: Ticket = text.parse()?;
     if ticket.role == Role::Operator {
         bail!(
             "this ticket is for looking at the run (starling status, starling run …), not for taking part in it"

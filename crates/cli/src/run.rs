@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use starling_corpus::Sampler;
 use starling_node::driver::Driver;
 use starling_node::links::WanSource;
@@ -118,6 +118,9 @@ fn coordinate(hosted: Hosted, place: Place) -> Result<ExitCode> {
 
 async fn serve(hosted: Hosted, place: Place, interrupt: Interrupt) -> Result<ExitCode> {
     let Place { listen, address, site, wan, no_driver } = place;
+    if listen.ip().is_unspecified() && address.is_empty() {
+        bail!("nobody can dial {}: say with --address HOST:PORT what others call this machine", listen.ip());
+    }
     let coordinator = hosted.start(listen, address, &site, wan.clone().unwrap_or_default())?;
     let addresses = coordinator.addresses();
     hosted.leave_ticket(&addresses)?;
@@ -129,7 +132,8 @@ async fn serve(hosted: Hosted, place: Place, interrupt: Interrupt) -> Result<Exi
          operators: starling watch {operator}\n"
     ))?;
     if !no_driver {
-        tokio::spawn(drive(driver.parse()?, site, wan.unwrap_or_default(), sampler(&hosted)?));
+        let ticket = hosted.ticket(coordinator.local_addresses(), Role::Driver, None);
+        tokio::spawn(drive(ticket, site, wan.unwrap_or_default(), sampler(&hosted)?));
     }
     let mut status = coordinator.status();
     let mut run = std::pin::pin!(coordinator.run());

@@ -94,13 +94,29 @@ pub struct Lock {
     _file: File,
 }
 
+/// Writes a small file that only this user may read, whole or not at all.
+pub fn write_private(path: &Path, contents: &str) -> Result<()> {
+    write(path, contents, 0o600)
+}
+
 /// Writes a small file whole or not at all.
 pub fn write_whole(path: &Path, contents: &str) -> Result<()> {
+    write(path, contents, 0o666)
+}
+
+fn write(path: &Path, contents: &str, mode: u32) -> Result<()> {
     let trouble = || format!("cannot write {}", path.display());
     let mut name = path.as_os_str().to_os_string();
     name.push(".writing");
     let aside = PathBuf::from(name);
-    let mut file = File::create(&aside).with_context(trouble)?;
+    let _ = fs::remove_file(&aside); // What a crash has left may have another mode.
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, mode);
+    #[cfg(not(unix))]
+    let _ = mode;
+    let mut file = options.open(&aside).with_context(trouble)?;
     file.write_all(contents.as_bytes()).and_then(|()| file.sync_all()).with_context(trouble)?;
     fs::rename(&aside, path).with_context(trouble)
 }

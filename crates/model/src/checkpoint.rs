@@ -107,7 +107,14 @@ pub fn save(folder: &Path, progress: &Progress, stages: &[Box<dyn Stage>]) -> Re
         draft.put(number, Part::of(&**stage, &written)?)?;
         written.extend(stage.layout().entries().iter().map(|(parameter, _)| parameter.name.clone()));
     }
-    draft.publish(progress)
+    let path = draft.publish(progress, stages.len())?;
+    prune(folder, &progress.run.checkpoint, step)?;
+    Ok(path)
+}
+
+/// Removes checkpoints that are old by what the run keeps, but that of `newest`.
+pub fn prune(folder: &Path, keep: &CheckpointConfig, newest: u64) -> Result<(), SaveError> {
+    files::prune(folder, newest, keep.keep, keep.keep_every)
 }
 
 /// The state of one stage, as it stands in a checkpoint.
@@ -207,8 +214,11 @@ impl Draft {
         Ok(())
     }
 
-    /// Makes it appear under its name, whole, then removes what is old.
-    pub fn publish(self, progress: &Progress) -> Result<PathBuf, SaveError> {
+    /// Makes it appear under its name, if the parts of all stages are there.
+    pub fn publish(self, progress: &Progress, stages: usize) -> Result<PathBuf, SaveError> {
+        if !self.parts.keys().copied().eq(0..stages) {
+            return Err(SaveError::Parts { step: self.step, have: self.parts.len(), want: stages });
+        }
         let Draft { folder, step, aside, parts } = self;
         let Progress { run, definition, tokeniser, skipped } = progress;
         let (heads, files): (Vec<PartHead>, Vec<FileEntry>) = parts.into_values().unzip();
@@ -235,8 +245,6 @@ impl Draft {
         aside.write(MANIFEST, &json)?;
         let target = folder.join(files::name(step));
         aside.publish(&target)?;
-        let CheckpointConfig { keep, keep_every, .. } = run.checkpoint;
-        files::prune(&folder, step, keep, keep_every)?;
         Ok(target)
     }
 }
@@ -437,6 +445,8 @@ pub enum SaveError {
         "the checkpoint could not be written to {path}: {source}. Older checkpoints, if any, are untouched; make room or mend the permissions, then go on with --resume"
     )]
     Write { path: PathBuf, source: std::io::Error },
+    #[error("{have} of {want} stages of step {step} are saved; what is not whole is not kept")]
+    Parts { step: u64, have: usize, want: usize },
     #[error("the checkpoint's manifest could not be made: {0}")]
     Manifest(serde_json::Error),
     #[error(transparent)]

@@ -1,10 +1,9 @@
 //! What the event logs prove: that every sample was counted once in every stage of every step.
 //!
 //! The journal says which steps are closed, and the coordinator's log which lots of which peers are in the sum of each
-//! stage. A worker's log says which
-//! microbatches it added to each lot, which lots it dropped, and which it gave to a reduction. For every step that
-//! counts in the end: the lots of a stage are all lots, each from one peer; that peer gave exactly those; and each lot
-//! it gave held each of its microbatches once, with the samples that belong to it.
+//! stage. A worker's log says which microbatches it added to each lot, which lots it dropped, and which it gave to a
+//! reduction. For every step that counts in the end: the lots of a stage are all lots, each from one peer; that peer gave
+//! exactly those; and each lot it gave held each of its microbatches once, with the samples that belong to it.
 //!
 //! It believes what a log says of its own process. A peer that lies is found by the hashes of its weights, not here.
 
@@ -23,6 +22,8 @@ use crate::events::{Event, Line};
 pub struct Audit {
     /// Steps that count.
     pub steps: u64,
+    /// The first of them: the journal of a run that was cut in another way begins at a checkpoint.
+    pub first: u64,
     /// Of those: whose update was skipped, so that nothing was counted.
     pub skipped: u64,
     /// Microbatches that were found to be counted once, in every stage.
@@ -69,6 +70,7 @@ pub fn audit(train: &TrainConfig, journal: &[Record], coordinator: &[Line], peer
         })
         .collect();
     audit.steps = closed.len() as u64;
+    audit.first = closed.keys().next().copied().unwrap_or(0);
     for (step, commit) in closed {
         if commit.skipped {
             audit.skipped += 1;
@@ -101,6 +103,9 @@ fn closed_steps(journal: &[Record], wrong: &mut Vec<String>) -> BTreeMap<u64, Ar
     for record in journal {
         match record {
             Record::Rollback(_, to) => {
+                if to.0 > next && !closed.is_empty() {
+                    wrong.push(format!("the run went from step {next} to step {}, which was not done", to.0));
+                }
                 closed.split_off(&to.0);
                 next = to.0;
             }
@@ -129,6 +134,7 @@ fn read_peer(train: &TrainConfig, lots: Lots, log: &[Line], gifts: &mut Gifts, k
                 me = Some(*number);
                 known.insert(*number);
                 held.clear();
+                strange.clear();
             }
             Event::Folded { step, lot, microbatch, first_sample, samples, .. } => {
                 *held.entry((*step, *lot)).or_default().entry(*microbatch).or_default() += 1;
@@ -138,10 +144,20 @@ fn read_peer(train: &TrainConfig, lots: Lots, log: &[Line], gifts: &mut Gifts, k
                     strange.insert((*step, *lot), why);
                 }
             }
-            Event::Dropped { step, lots } => lots.iter().for_each(|lot| drop(held.remove(&(*step, *lot)))),
-            Event::Voided => held.clear(),
-            Event::Holds { loaded: true, .. } => held.clear(),
-            Event::Holds { version, .. } => held = held.split_off(&(*version, 0)),
+            Event::Dropped { step, lots } => {
+                for lot in lots {
+                    held.remove(&(*step, *lot));
+                    strange.remove(&(*step, *lot));
+                }
+            }
+            Event::Voided | Event::Holds { loaded: true, .. } => {
+                held.clear();
+                strange.clear();
+            }
+            Event::Holds { version, .. } => {
+                held = held.split_off(&(*version, 0));
+                strange = strange.split_off(&(*version, 0));
+            }
             Event::Gave { stage, epoch, step, lots: given } => {
                 let Some(me) = me else { continue };
                 let mut gift = Gift { lots: given.clone(), wrong: Vec::new() };

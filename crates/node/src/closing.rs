@@ -15,15 +15,48 @@ pub fn conclude(
     step: Step,
     skipped: u64,
     summaries: &[Vec<u8>],
-) -> Result<(StepReport, Option<Vec<u8>>), serde_json::Error> {
+) -> Result<(StepReport, Option<Vec<u8>>), BadSummary> {
     let summaries: Vec<Summary> =
-        summaries.iter().map(|summary| serde_json::from_slice(summary)).collect::<Result<_, _>>()?;
+        summaries.iter().map(|summary| postcard::from_bytes(summary)).collect::<Result<_, _>>()?;
     let loss = summaries.last().map(|summary| summary.loss).unwrap_or_default();
     // As in the one-process loop: parameter by parameter, in the order of names.
     let squares: BTreeMap<String, f64> = summaries.into_iter().flat_map(|s| s.sums_of_squares).collect();
     let norm = squares.values().sum::<f64>().sqrt() / loss.tokens as f64;
     let update = run.optimiser.update(step.0, run.train.steps, step.0 - skipped, loss.tokens, norm);
     let report = StepReport { step: step.0, loss, norm, lr: update.lr, skipped: !norm.is_finite() };
-    let constants = if norm.is_finite() { Some(serde_json::to_vec(&update)?) } else { None };
+    let constants = norm.is_finite().then(|| serde_json::to_vec(&update)).transpose()?;
     Ok((report, constants))
+}
+
+/// What a stage told of its gradient, or the constants, cannot be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum BadSummary {
+    /// A summary.
+    #[error(
+        "what a stage told of its gradient cannot be read ({0}); its peer is of another version, or lies"
+    )]
+    Summary(#[from] postcard::Error),
+    /// The constants.
+    #[error("the commit's constants cannot be written: {0}")]
+    Constants(#[from] serde_json::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use starling_model::stage::Loss;
+
+    use super::*;
+
+    #[test]
+    fn a_gradient_that_is_not_finite_is_skipped_and_not_misread() {
+        for square in [f64::NAN, f64::INFINITY, 4.0] {
+            let sums_of_squares = BTreeMap::from([("w".to_string(), square)]);
+            let summary = Summary { sums_of_squares, loss: Loss { sum: 3.0, tokens: 2 } };
+            let bytes = postcard::to_stdvec(&summary).unwrap();
+            let (report, constants) = conclude(&Run::default(), Step(0), 0, &[bytes]).unwrap();
+            assert_eq!(constants.is_some(), square.is_finite());
+            assert_eq!(report.skipped, !square.is_finite());
+        }
+        assert!(conclude(&Run::default(), Step(0), 0, &[vec![255; 3]]).is_err());
+    }
 }

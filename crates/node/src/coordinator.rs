@@ -1,7 +1,7 @@
 //! The coordinator as a process: the machine between the network, its journal and the checkpoints.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::net::SocketAddr;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use starling_model::reference::StepReport;
 use starling_swarm::coordinator::{self, Command, Input, Order};
 use starling_swarm::ids::*;
 use starling_swarm::journal::{JournalState, Record};
+use starling_swarm::message::Body;
 use starling_swarm::time::Time;
 use starling_swarm::worker::io::StateOf;
 use starling_transport::endpoint::{Endpoint, Event as NetworkEvent, Limits, StartError};
@@ -22,13 +23,13 @@ use starling_transport::ticket::Role;
 use tokio::sync::{mpsc, watch};
 
 use crate::charter::Charter;
-use crate::closing::conclude;
+use crate::closing::{BadSummary, conclude};
 use crate::disk::{Disk, DiskError, Kept};
 use crate::events::{Event, EventLog, LogError};
 use crate::guests::Guest;
 use crate::journal::{Journal, JournalError};
 use crate::links::{Links, WanSource};
-use crate::post::{Credential, Introduction, Post};
+use crate::post::{Credential, Introduction, Post, next_clock};
 use crate::registry::Registry;
 use crate::status::{PeerStatus, StageStatus, Status};
 
@@ -44,6 +45,8 @@ const RECENT: usize = 20;
 const LOOK: Duration = Duration::from_millis(200);
 /// Updates skipped one after another after which a run is paused: it would not come back by itself.
 const MOST_SKIPPED: u64 = 10;
+/// Members that are called at the start, those that came last.
+const MOST_CALLS: usize = 1024;
 /// How long members may take to hear that the run is over.
 const FAREWELL: Duration = Duration::from_secs(3);
 
@@ -88,6 +91,8 @@ pub struct Coordinator {
     reports: BTreeMap<Step, StepReport>,
     /// The hashes of weights, as far as the stages have told them.
     hashes: BTreeMap<(Epoch, Step), StageHashes>,
+    /// Parts of checkpoints that are safe, and not yet part of a whole one.
+    kept: BTreeSet<(Epoch, Step, StageId)>,
     recent: VecDeque<(Instant, u64)>,
     last_loss: Option<f64>,
     news: VecDeque<String>,
@@ -139,6 +144,7 @@ impl Coordinator {
             status: watch::channel(Status::default()).0,
             reports: BTreeMap::new(),
             hashes: BTreeMap::new(),
+            kept: BTreeSet::new(),
             recent: VecDeque::from([(now, 0)]),
             last_loss: None,
             news: VecDeque::new(),
@@ -157,6 +163,16 @@ impl Coordinator {
             true => self.endpoint.address().iter().map(SocketAddr::to_string).collect(),
             false => self.addresses.clone(),
         }
+    }
+
+    /// Where this machine itself reaches it.
+    pub fn local_addresses(&self) -> Vec<String> {
+        let here = |at: SocketAddr| match (at.ip().is_unspecified(), at.is_ipv4()) {
+            (false, _) => at,
+            (true, true) => (Ipv4Addr::LOCALHOST, at.port()).into(),
+            (true, false) => (Ipv6Addr::LOCALHOST, at.port()).into(),
+        };
+        self.endpoint.address().map(here).iter().map(SocketAddr::to_string).collect()
     }
 
     /// How the run stands, now and later.
@@ -220,6 +236,11 @@ impl Coordinator {
             }
         }
         self.endpoint.close();
+        let endpoint = self.endpoint.clone();
+        tokio::select! {
+            () = endpoint.closed() => {}
+            () = async { while self.events.recv().await.is_some() {} } => {}
+        }
         Ok(())
     }
 
@@ -232,7 +253,7 @@ impl Coordinator {
             addresses: self.addresses(),
         };
         let introduction = postcard::to_stdvec(&introduction).unwrap_or_default();
-        for contact in self.registry.contacts() {
+        for contact in self.registry.contacts().into_iter().rev().take(MOST_CALLS) {
             self.endpoint.dial(contact, introduction.clone());
         }
     }
@@ -249,7 +270,7 @@ impl Coordinator {
         match event {
             NetworkEvent::Letter { from, letter } => {
                 let Ok((clock, post, body)) = Post::open(&letter) else { return Ok(()) };
-                self.clock = self.clock.max(clock) + 1;
+                self.clock = next_clock(self.clock, clock);
                 self.on_post(from, post, body)
             }
             NetworkEvent::Connected { with, .. } => {
@@ -262,6 +283,7 @@ impl Coordinator {
             }
             NetworkEvent::Refused { key, at, why } => {
                 let who = key.map_or("somebody without a key".into(), |key| key.short());
+                let why: String = why.chars().take(200).collect();
                 self.say(format!("refused {who} at {at}: {why}"));
                 Ok(self.log.append_at(self.clock, Event::Refused { who: format!("{who} at {at}"), why })?)
             }
@@ -281,17 +303,23 @@ impl Coordinator {
         match post {
             // Nobody speaks in another's name.
             Post::Swarm(envelope, _) if guest.as_ref().and_then(Guest::address) == Some(envelope.from) => {
+                // That something is saved is for us to know.
+                if let Body::Saved { stage, version } = envelope.body
+                    && !self.kept.contains(&(envelope.fence.epoch, version, stage))
+                {
+                    return Ok(());
+                }
                 self.tell(Input::Message(envelope))?;
             }
             Post::WhoIs(number) if guest.is_some() => {
                 let card = self.registry.card(number);
                 self.write(from, Post::ThisIs(number, card), Vec::new());
             }
-            Post::Keep(of, head) if is_worker && self.is_believable(of, &head) => {
-                self.disk.keep(from, of, Part { head, file: body.to_vec() })?;
+            Post::Keep(of, head) if self.holds(from, of.stage) && self.is_believable(of, &head) => {
+                self.disk.keep(from, of, Part { head, file: body.to_vec() });
             }
-            Post::Fetch(of, parameters) if is_worker => self.disk.fetch(from, of, parameters)?,
-            Post::Hashes(of, hashes) if is_worker => {
+            Post::Fetch(of, parameters) if is_worker => self.disk.fetch(from, of, parameters),
+            Post::Hashes(of, hashes) if self.holds(from, of.stage) => {
                 self.on_hashes(of, hashes)?;
                 self.write(from, Post::Noted(of), Vec::new());
             }
@@ -306,6 +334,13 @@ impl Coordinator {
         Ok(())
     }
 
+    /// Whether this is the key of a worker that was given this stage.
+    fn holds(&self, key: PublicKey, stage: StageId) -> bool {
+        let peer = self.registry.get(key).and_then(|guest| guest.address());
+        let workers = self.machine.overview().workers;
+        workers.iter().any(|worker| Some(Address::Worker(worker.peer)) == peer && worker.stage == Some(stage))
+    }
+
     fn is_believable(&self, of: StateOf, head: &PartHead) -> bool {
         let book = self.machine.journal();
         of.stage.0 < self.charter.spec.stages
@@ -318,7 +353,10 @@ impl Coordinator {
     fn on_kept(&mut self, kept: Kept) -> Result<(), CoordinatorError> {
         match kept {
             Kept::Journaled(number) => self.tell(Input::Journaled(number))?,
-            Kept::Part(from, of) => self.write(from, Post::Kept(of), Vec::new()),
+            Kept::Part(from, of) => {
+                self.kept.insert((of.epoch, of.version, of.stage));
+                self.write(from, Post::Kept(of), Vec::new());
+            }
             Kept::Found(to, of, file) => {
                 let found = file.is_some();
                 self.write(to, Post::Fetched(of, found), file.into_iter().map(Bytes::from).collect());
@@ -354,7 +392,9 @@ impl Coordinator {
                     }
                 }
                 Command::Append(number, record) => {
-                    let skipped = self.machine.journal().skipped.len() as u64;
+                    // What a checkpoint says of skipped steps is of those before it.
+                    let before = if let Record::Checkpoint(version) = &record { *version } else { Step(0) };
+                    let skipped = self.machine.journal().skipped.range(..before).count() as u64;
                     self.disk.append(number, record, skipped)?;
                 }
                 Command::Conclude(number, step, summaries) => {
@@ -381,6 +421,8 @@ impl Coordinator {
             self.log.append_at(self.clock, Event::WentBack { from: before.0.0, to: after.0.0 })?;
         }
         self.pause_if_nothing_is_learnt()?;
+        let (epoch, safe) = (after.1, self.machine.journal().checkpoint);
+        self.kept.retain(|(of, version, _)| *of == epoch && *version > safe);
         self.hashes.retain(|(epoch, version), _| *epoch == after.1 && version.0 + REMEMBERED > after.0.0);
         let closed = after.0.0.checked_sub(1).and_then(|step| self.reports.remove(&Step(step)));
         let Some(report) = closed else { return Ok(()) };
@@ -539,8 +581,8 @@ pub enum CoordinatorError {
     #[error(transparent)]
     Start(#[from] StartError),
     /// A stage's summary cannot be read.
-    #[error("what a stage told of its gradient cannot be read ({0}); its peer is of another version")]
-    Summary(#[from] serde_json::Error),
+    #[error(transparent)]
+    Summary(#[from] BadSummary),
     /// Two replicas differ.
     #[error(
         "two replicas of {0} have different weights after {1} steps: one of them computes wrongly. The run stops rather \

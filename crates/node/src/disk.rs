@@ -1,7 +1,7 @@
 //! What the coordinator keeps: its journal and the parts of checkpoints. Two threads, so that a record is not stuck
 //! behind the gigabytes of a checkpoint, and the loop waits for neither.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,9 +14,10 @@ use tokio::sync::mpsc;
 
 use crate::journal::{Journal, JournalError};
 
-/// Chores that wait for a thread, at the most. The machine waits for its journal, and a stage has one saver: it is a
-/// fault if there are ever more.
-const MOST_CHORES: usize = 4096;
+/// Records that wait for their thread, at the most: the machine waits for them, so it is a fault if there are more.
+const MOST_RECORDS: usize = 4096;
+/// Parts that wait to be written, and questions for them, at the most.
+const MOST_CHORES: usize = 64;
 /// Checkpoints that are being written at a time, at the most.
 const MOST_DRAFTS: usize = 4;
 
@@ -63,23 +64,32 @@ pub enum DiskError {
     Threads,
 }
 
-/// The checkpoints of a run, and the one that is being written.
+/// The checkpoints of a run.
 struct Archive {
     folder: PathBuf,
     progress: Progress,
-    /// Those that are being written. One that is whole waits until the journal may name it.
-    drafts: BTreeMap<(Epoch, Step), Draft>,
+    stages: usize,
+    drafts: Mutex<Drafts>,
+}
+
+/// Checkpoints that are being written.
+#[derive(Default)]
+struct Drafts {
+    /// One that is whole waits here until the journal may name it.
+    open: BTreeMap<(Epoch, Step), Draft>,
+    /// Those that were given up for later ones: a part that comes now is of no use.
+    given_up: BTreeSet<(Epoch, Step)>,
 }
 
 impl Disk {
     /// Starts the threads. `progress` is what a checkpoint says of the run.
     pub fn start(journal: Journal, checkpoints: &Path, progress: Progress) -> Result<Disk, DiskError> {
         checkpoint::sweep(checkpoints)?;
-        let archive = Archive { folder: checkpoints.to_path_buf(), progress, drafts: BTreeMap::new() };
-        let archive = Arc::new(Mutex::new(archive));
-        let (records, to_write) = mpsc::channel(MOST_CHORES);
+        let (folder, stages) = (checkpoints.to_path_buf(), progress.run.train.stages);
+        let archive = Arc::new(Archive { folder, progress, stages, drafts: Mutex::default() });
+        let (records, to_write) = mpsc::channel(MOST_RECORDS);
         let (parts, chores) = mpsc::channel(MOST_CHORES);
-        let (sender, done) = mpsc::channel(MOST_CHORES);
+        let (sender, done) = mpsc::channel(MOST_RECORDS);
         let (other, shared) = (sender.clone(), archive.clone());
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
         thread("journal")
@@ -96,14 +106,14 @@ impl Disk {
         self.records.try_send((number, record, skipped)).map_err(|_| DiskError::Threads)
     }
 
-    /// Keeps a part of a checkpoint.
-    pub fn keep(&self, from: PublicKey, of: StateOf, part: Part) -> Result<(), DiskError> {
-        self.parts.try_send(Chore::Keep(from, of, part)).map_err(|_| DiskError::Threads)
+    /// Keeps a part of a checkpoint. If there is too much to do, nothing is promised: it is asked for again.
+    pub fn keep(&self, from: PublicKey, of: StateOf, part: Part) {
+        let _ = self.parts.try_send(Chore::Keep(from, of, part));
     }
 
-    /// Reads parameters of a checkpoint.
-    pub fn fetch(&self, to: PublicKey, of: StateOf, parameters: Vec<String>) -> Result<(), DiskError> {
-        self.parts.try_send(Chore::Fetch(to, of, parameters)).map_err(|_| DiskError::Threads)
+    /// Reads parameters of a checkpoint, in the same way.
+    pub fn fetch(&self, to: PublicKey, of: StateOf, parameters: Vec<String>) {
+        let _ = self.parts.try_send(Chore::Fetch(to, of, parameters));
     }
 
     /// What was done next.
@@ -116,17 +126,12 @@ type Done = mpsc::Sender<Result<Kept, DiskError>>;
 
 fn write_records(
     mut journal: Journal,
-    archive: &Mutex<Archive>,
+    archive: &Archive,
     mut records: mpsc::Receiver<(u64, Record, u64)>,
     done: &Done,
 ) {
     while let Some((number, record, skipped)) = records.blocking_recv() {
-        // Before the journal says that there is a checkpoint, there is one.
-        let published = match record {
-            Record::Checkpoint(version) => lock(archive).publish(version, skipped),
-            _ => Ok(()),
-        };
-        let result = published.and_then(|()| Ok(journal.append([&record])?));
+        let result = write_record(&mut journal, archive, &record, skipped);
         let failed = result.is_err();
         if done.blocking_send(result.map(|()| Kept::Journaled(number))).is_err() || failed {
             return;
@@ -134,15 +139,31 @@ fn write_records(
     }
 }
 
-fn do_chores(archive: &Mutex<Archive>, mut chores: mpsc::Receiver<Chore>, done: &Done) {
+/// Before the journal says that there is a checkpoint, there is one; and what it said before stays until then.
+fn write_record(
+    journal: &mut Journal,
+    archive: &Archive,
+    record: &Record,
+    skipped: u64,
+) -> Result<(), DiskError> {
+    let Record::Checkpoint(version) = record else { return Ok(journal.append([record])?) };
+    archive.publish(*version, skipped)?;
+    journal.append([record])?;
+    // What is left over does no harm.
+    let _ = checkpoint::prune(&archive.folder, &archive.progress.run.checkpoint, version.0);
+    Ok(())
+}
+
+fn do_chores(archive: &Archive, mut chores: mpsc::Receiver<Chore>, done: &Done) {
     while let Some(chore) = chores.blocking_recv() {
         let result = match chore {
-            Chore::Keep(from, of, part) => {
-                lock(archive).keep(of, part).map(|()| Kept::Part(from, of)).map_err(DiskError::from)
-            }
+            Chore::Keep(from, of, part) => match archive.keep(of, part) {
+                Ok(true) => Ok(Kept::Part(from, of)),
+                Ok(false) => continue,
+                Err(error) => Err(error.into()),
+            },
             Chore::Fetch(to, of, parameters) => {
-                let folder = lock(archive).folder.clone();
-                Ok(Kept::Found(to, of, fetch(&folder, of, &parameters)))
+                Ok(Kept::Found(to, of, fetch(&archive.folder, of, &parameters)))
             }
         };
         if done.blocking_send(result).is_err() {
@@ -151,38 +172,54 @@ fn do_chores(archive: &Mutex<Archive>, mut chores: mpsc::Receiver<Chore>, done: 
     }
 }
 
-fn lock(archive: &Mutex<Archive>) -> MutexGuard<'_, Archive> {
-    archive.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Archive {
-    fn keep(&mut self, of: StateOf, part: Part) -> Result<(), SaveError> {
+    /// Writes a part, and says whether it is kept. The lock is not held meanwhile: a record may want to be written.
+    fn keep(&self, of: StateOf, part: Part) -> Result<bool, SaveError> {
         let key = (of.epoch, of.version);
-        if !self.drafts.contains_key(&key) {
+        let begun = {
+            let mut drafts = self.drafts();
+            let Drafts { open, given_up } = &mut *drafts;
             // A history that was left has no further parts; and of this one, the oldest had their time.
-            self.drafts.retain(|(epoch, version), _| *epoch == of.epoch && *version != of.version);
-            while self.drafts.len() >= MOST_DRAFTS {
-                self.drafts.pop_first();
+            open.retain(|(epoch, _), _| *epoch == of.epoch);
+            given_up.retain(|(epoch, _)| *epoch == of.epoch);
+            if given_up.contains(&key) {
+                return Ok(false);
             }
-            self.drafts.insert(key, Draft::new(&self.folder, of.version.0)?);
-        }
-        match self.drafts.get_mut(&key) {
-            Some(draft) => draft.put(of.stage.0.into(), part),
-            None => Ok(()),
-        }
+            while open.len() >= MOST_DRAFTS && !open.contains_key(&key) {
+                given_up.extend(open.pop_first().map(|(key, _)| key));
+            }
+            open.remove(&key)
+        };
+        let mut draft = match begun {
+            Some(draft) => draft,
+            None => Draft::new(&self.folder, of.version.0)?,
+        };
+        draft.put(of.stage.0.into(), part)?;
+        self.drafts().open.insert(key, draft);
+        Ok(true)
     }
 
-    fn publish(&mut self, version: Step, skipped: u64) -> Result<(), DiskError> {
-        let key = self.drafts.keys().copied().rfind(|(_, of)| *of == version);
-        let draft = key.and_then(|key| self.drafts.remove(&key)).ok_or(DiskError::Draft(version))?;
-        draft.publish(&Progress { skipped, ..self.progress.clone() })?;
+    fn publish(&self, version: Step, skipped: u64) -> Result<(), DiskError> {
+        let draft = {
+            let Drafts { open, .. } = &mut *self.drafts();
+            let key = open.keys().copied().rfind(|(_, of)| *of == version);
+            let draft = key.and_then(|key| open.remove(&key));
+            open.retain(|(_, of), _| *of > version);
+            draft.ok_or(DiskError::Draft(version))?
+        };
+        draft.publish(&Progress { skipped, ..self.progress.clone() }, self.stages)?;
         Ok(())
     }
+
+    fn drafts(&self) -> MutexGuard<'_, Drafts> {
+        self.drafts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-/// Parameters of the checkpoint of a version.
+/// Parameters of the checkpoint of a version, each once.
 fn fetch(folder: &Path, of: StateOf, parameters: &[String]) -> Option<Vec<u8>> {
     let path = checkpoint::list(folder).ok()?.into_iter().find(|(step, _)| *step == of.version.0)?.1;
     let checkpoint: Result<Checkpoint, OpenError> = Checkpoint::open(&path);
-    checkpoint.ok()?.extract(parameters).ok()
+    let wanted: BTreeSet<String> = parameters.iter().cloned().collect();
+    checkpoint.ok()?.extract(&wanted.into_iter().collect::<Vec<_>>()).ok()
 }

@@ -43,7 +43,7 @@ impl Driver {
                 biased;
                 Some(event) = self.member.next() => match self.member.on_event(event) {
                     Some(Arrived::Swarm(envelope, _)) => self.tell(Input::Message(envelope)),
-                    Some(Arrived::Post(Post::Over, _)) => self.is_over = true,
+                    Some(Arrived::Post(Post::Over, _) | Arrived::Refused(_)) => self.is_over = true,
                     Some(Arrived::Post(..) | Arrived::Coordinator) | None => {}
                 },
                 // Its lots are leased to others as soon as its silence is noticed; it holds nothing that could be lost.
@@ -56,7 +56,7 @@ impl Driver {
                 }
             }
         }
-        self.member.close();
+        self.member.close().await;
     }
 
     fn next_wake(&self) -> Instant {

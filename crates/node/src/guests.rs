@@ -109,7 +109,9 @@ pub fn read(introduction: &[u8]) -> Result<Introduction, String> {
     let read: Introduction = postcard::from_bytes(introduction)
         .map_err(|_| format!("the introduction is not of this version ({})", env!("CARGO_PKG_VERSION")))?;
     if read.version != env!("CARGO_PKG_VERSION") {
-        let (theirs, ours) = (read.version, env!("CARGO_PKG_VERSION"));
+        let plain = |c: &char| c.is_ascii_alphanumeric() || ".-+".contains(*c);
+        let theirs: String = read.version.chars().filter(plain).take(32).collect();
+        let ours = env!("CARGO_PKG_VERSION");
         return Err(format!(
             "you run Starling {theirs}, this run is trained by {ours}; install that version"
         ));

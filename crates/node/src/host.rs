@@ -150,9 +150,11 @@ impl Host {
             Command::Forward { job, .. } | Command::Backward(job, _) => Some(job),
             _ => None,
         };
+        let loads = if let Command::Load { of, .. } = &command { Some(*of) } else { None };
         let result = self.try_to(command, done);
-        if let (Err(_), Some(job)) = (&result, job) {
-            done.push(Done::Tell(Input::Failed(job)));
+        if result.is_err() {
+            done.extend(job.map(|job| Done::Tell(Input::Failed(job))));
+            done.extend(loads.map(|of| Done::Tell(Input::LoadFailed(of))));
         }
         result
     }
@@ -230,7 +232,7 @@ impl Host {
                 }
                 let prepared = stage.prepare(reducing)?;
                 let summary = Summary { sums_of_squares: prepared.sums_of_squares, loss };
-                let summary = serde_json::to_vec(&summary).map_err(|_| HostError::Kind)?;
+                let summary = postcard::to_stdvec(&summary).map_err(|_| HostError::Kind)?;
                 done.push(Done::Tell(Input::Prepared(number, prepared.gradient_hash, summary)));
             }
             Command::Apply(of, commit) => {
@@ -381,6 +383,7 @@ impl Host {
             let held = held.map(|Node { level, index }| TreeNode { level, index });
             lots = held.flat_map(|node| self.lots.lots_under(node)).collect();
         }
+        lots.sort_unstable();
         let given = Some((step, lots));
         if let (true, Some(of), Some((_, lots))) = (given != self.given, self.holding, &given) {
             let (stage, epoch, step, lots) = (of.stage.0, of.epoch.0, step.0, lots.clone());
@@ -624,6 +627,8 @@ mod tests {
         }
         let state = StateOf { stage: StageId(0), epoch: Epoch(1), version: Step(4) };
         let load = Command::Load { of: state, from: LoadFrom::Checkpoint };
-        assert!(host.carry_out(load, &mut Vec::new()).is_err(), "there is no such checkpoint");
+        let mut done = Vec::new();
+        assert!(host.carry_out(load, &mut done).is_err(), "there is no such checkpoint");
+        assert!(matches!(done[..], [Done::Tell(Input::LoadFailed(of))] if of == state), "{done:?}");
     }
 }

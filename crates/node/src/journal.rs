@@ -14,6 +14,8 @@ use serde::de::DeserializeOwned;
 pub struct Journal {
     path: PathBuf,
     file: File,
+    /// Bytes of whole lines.
+    length: u64,
 }
 
 /// Why a journal cannot be used.
@@ -48,7 +50,6 @@ impl Journal {
     /// Opens or makes the journal; returns what is in it.
     pub fn open<T: DeserializeOwned>(path: &Path) -> Result<(Journal, Vec<T>), JournalError> {
         let trouble = |source| JournalError::File { path: path.to_path_buf(), source };
-        let is_new = !path.exists();
         let mut file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(trouble)?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(trouble)?;
@@ -60,10 +61,10 @@ impl Journal {
         if whole < bytes.len() {
             file.set_len(whole as u64).and_then(|()| file.sync_all()).map_err(trouble)?;
         }
-        if is_new && let Some(folder) = path.parent().filter(|folder| cfg!(unix) && folder.is_dir()) {
+        if let Some(folder) = path.parent().filter(|folder| cfg!(unix) && folder.is_dir()) {
             File::open(folder).and_then(|folder| folder.sync_all()).map_err(trouble)?;
         }
-        Ok((Journal { path: path.to_path_buf(), file }, records))
+        Ok((Journal { path: path.to_path_buf(), file, length: whole as u64 }, records))
     }
 
     /// Appends records, and returns when they are safe.
@@ -79,7 +80,17 @@ impl Journal {
             lines.extend_from_slice(&json);
             lines.push(b'\n');
         }
-        self.file.write_all(&lines).and_then(|()| self.file.sync_data()).map_err(trouble)
+        match self.file.write_all(&lines).and_then(|()| self.file.sync_data()) {
+            Ok(()) => {
+                self.length += lines.len() as u64;
+                Ok(())
+            }
+            Err(error) => {
+                // Half a line must not stand before what is written later.
+                let _ = self.file.set_len(self.length);
+                Err(trouble(error))
+            }
+        }
     }
 }
 

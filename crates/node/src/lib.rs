@@ -1,8 +1,15 @@
 //! A peer as a process: where the swarm's decisions meet the model.
 //!
-//! So far it holds the worker's host ([`host`]), which carries out what the state machine of a worker wants done with
-//! a real stage, and the event log ([`events`]): one typed event a line, appended with one write, valid to the last
-//! whole line after any crash. The loop that feeds the machines from a network will live here too.
+//! | process | its loop | its machine |
+//! |---|---|---|
+//! | coordinator | [`coordinator`]: network, [`journal`] and checkpoints ([`disk`]) | `swarm::coordinator` |
+//! | worker | [`worker`]: network and the thread that computes ([`compute`]), which carries out with a real stage what the machine wants ([`host`]) | `swarm::worker` |
+//! | driver | [`driver`]: network and corpus | `swarm::driver` |
+//!
+//! Workers and drivers reach the coordinator and each other through [`member`]; what they write is in [`post`]. Who may
+//! talk to whom is decided by [`registry`] (at the coordinator) and [`guests`] (everywhere else). Every process keeps an
+//! event log ([`events`]): one typed event a line, appended with one write, valid to the last whole line after any
+//! crash; [`audit`] proves from them that every sample was counted once.
 //!
 //! ```
 //! use starling_node::events::{self, Event, EventLog};

@@ -4,7 +4,7 @@
 //! Letters may be lost here: when a connection ends, when a queue is full, when nobody can be reached. The machines
 //! expect that, and ask again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use crate::charter::Charter;
 use crate::events::Event as LogEvent;
 use crate::guests::{Guest, Guests};
 use crate::links::{Links, WanSource};
-use crate::post::{Admission, Credential, Introduction, Post, tensor};
+use crate::post::{Admission, Credential, Introduction, Post, next_clock, tensor};
 use crate::tensor::Tensor;
 
 /// Events of the network that wait for the loop, at the most.
@@ -58,7 +58,7 @@ pub struct Member {
     coordinator_site: String,
     links: Links,
     cards: BTreeMap<u32, Contact>,
-    waiting: BTreeMap<u32, Vec<Letter>>,
+    waiting: BTreeMap<u32, VecDeque<Letter>>,
     /// The logical clock: one more for every letter, and never behind one that came.
     clock: u64,
     redial_at: Option<Instant>,
@@ -72,6 +72,8 @@ pub enum Arrived {
     Swarm(Envelope, Option<Arc<Tensor>>),
     /// There is a coordinator again.
     Coordinator,
+    /// The coordinator does not want us any more.
+    Refused(String),
     /// The coordinator's host has something to say.
     Post(Post, Bytes),
 }
@@ -186,6 +188,9 @@ impl Member {
                     self.links.met(&self.endpoint, with, &guest.site);
                 }
             }
+            Event::Unreachable { with, why } if with == self.coordinator && why.starts_with("refused: ") => {
+                return Some(Arrived::Refused(why));
+            }
             Event::Closed { with, .. } | Event::Unreachable { with, .. } if with == self.coordinator => {
                 self.redial_at = Some(Instant::now() + self.backoff);
                 self.backoff = (self.backoff * 2).min(REDIAL.1);
@@ -220,8 +225,13 @@ impl Member {
     }
 
     /// Ends all connections in good order.
-    pub fn close(&self) {
+    pub async fn close(&mut self) {
         self.endpoint.close();
+        let endpoint = self.endpoint.clone();
+        tokio::select! {
+            () = endpoint.closed() => {}
+            () = async { while self.events.recv().await.is_some() {} } => {}
+        }
     }
 
     fn seal(&mut self, post: Post, body: Vec<Bytes>) -> Option<Letter> {
@@ -232,8 +242,10 @@ impl Member {
     fn send_to(&mut self, number: u32, letter: Letter) {
         let Some(contact) = self.cards.get(&number) else {
             let waiting = self.waiting.entry(number).or_default();
-            waiting.push(letter);
-            waiting.truncate(MOST_WAITING);
+            waiting.push_back(letter);
+            if waiting.len() > MOST_WAITING {
+                waiting.pop_front();
+            }
             return self.tell_coordinator(Post::WhoIs(number), Vec::new());
         };
         if !self.endpoint.is_connected(contact.key) {
@@ -244,7 +256,7 @@ impl Member {
 
     fn on_letter(&mut self, from: PublicKey, letter: &Letter) -> Option<Arrived> {
         let (clock, post, body) = Post::open(letter).ok()?;
-        self.clock = self.clock.max(clock) + 1;
+        self.clock = next_clock(self.clock, clock);
         let sender = match from == self.coordinator {
             true => Address::Coordinator,
             false => self.guests.get(from)?.address()?,
@@ -252,6 +264,8 @@ impl Member {
         match post {
             // Nobody speaks in another's name.
             Post::Swarm(envelope, _) if envelope.from != sender => None,
+            // What names a tensor comes with one, and nothing else does.
+            Post::Swarm(envelope, head) if envelope.payload().is_some() != head.is_some() => None,
             Post::Swarm(envelope, head) => Some(Arrived::Swarm(envelope, tensor(head, &body).ok()?)),
             _ if sender != Address::Coordinator => None,
             Post::ThisIs(number, card) => {

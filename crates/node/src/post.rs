@@ -155,6 +155,12 @@ impl Post {
     }
 }
 
+/// Our logical clock after a letter. One that is absurdly far ahead would be a liar's, and is not followed.
+pub fn next_clock(ours: u64, theirs: u64) -> u64 {
+    let followed = if theirs.saturating_sub(ours) < 1 << 40 { theirs } else { ours };
+    ours.max(followed).saturating_add(1)
+}
+
 /// The tensor that came with a message.
 pub fn tensor(head: Option<TensorHead>, body: &[u8]) -> Result<Option<Arc<Tensor>>, TornTensor> {
     head.map(|head| Tensor::decode(head, body).map(Arc::new)).transpose()

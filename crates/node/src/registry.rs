@@ -110,12 +110,12 @@ impl Registry {
     }
 
     /// What a credential makes of who has this key.
-    fn guest(&self, key: PublicKey, introduction: &Introduction) -> Result<Guest, String> {
+    fn guest(&self, book: &mut Book, key: PublicKey, introduction: &Introduction) -> Result<Guest, String> {
         let site = introduction.site.clone();
         match &introduction.credential {
             Credential::Pass(pass) => {
                 pass.check(self.authority.public(), self.run, key, now_s()).map_err(|e| e.to_string())?;
-                match self.get(key) {
+                match book.members.get(&key).cloned() {
                     Some(known) if known.site == site => Ok(known),
                     Some(known) => Err(format!("your pass is for site {:?}, not {site:?}", known.site)),
                     None => Err("your pass is of another life of this run; join with a ticket".into()),
@@ -134,30 +134,16 @@ impl Registry {
                 if ticket.role == Role::Operator {
                     return Ok(Guest { number: OPERATOR, role: Role::Operator, site });
                 }
-                match self.get(key) {
+                match book.members.get(&key).cloned() {
                     Some(known) if (known.role, &known.site) == (ticket.role, &site) => Ok(known),
                     Some(known) => Err(format!(
                         "your key is known as a {} of site {:?}; use another key (--key) for another part",
                         known.role, known.site
                     )),
-                    None => self.admit_new(key, ticket.role, introduction),
+                    None => book.admit_new(key, ticket.role, introduction),
                 }
             }
         }
-    }
-
-    fn admit_new(&self, key: PublicKey, role: Role, introduction: &Introduction) -> Result<Guest, String> {
-        let mut book = self.book();
-        if book.members.len() >= MOST_MEMBERS {
-            return Err(format!("the run has had {MOST_MEMBERS} members, and takes no more"));
-        }
-        let (number, site) = (book.members.len() as u32, introduction.site.clone());
-        book.site(&site);
-        let guest = Guest { number, role, site };
-        let addresses = introduction.addresses.iter().take(MOST_ADDRESSES).cloned().collect();
-        book.move_to(key, &guest, addresses).map_err(|error| error.to_string())?;
-        book.members.insert(key, guest.clone());
-        Ok(guest)
     }
 
     /// How all members that were ever here were last reached.
@@ -167,6 +153,24 @@ impl Registry {
 }
 
 impl Book {
+    fn admit_new(
+        &mut self,
+        key: PublicKey,
+        role: Role,
+        introduction: &Introduction,
+    ) -> Result<Guest, String> {
+        if self.members.len() >= MOST_MEMBERS {
+            return Err(format!("the run has had {MOST_MEMBERS} members, and takes no more"));
+        }
+        let (number, site) = (self.members.len() as u32, introduction.site.clone());
+        self.site(&site);
+        let guest = Guest { number, role, site };
+        let addresses = introduction.addresses.iter().take(MOST_ADDRESSES).cloned().collect();
+        self.move_to(key, &guest, addresses).map_err(|error| error.to_string())?;
+        self.members.insert(key, guest.clone());
+        Ok(guest)
+    }
+
     /// Writes down where a member is reached, if that is news.
     fn move_to(&mut self, key: PublicKey, guest: &Guest, addresses: Vec<String>) -> Result<(), JournalError> {
         let contact = Contact { key, addresses };
@@ -196,9 +200,12 @@ impl Gate for Registry {
         if introduction.site.is_empty() || introduction.site.len() > MOST_SITE_BYTES {
             return Err(format!("a site's name has 1 to {MOST_SITE_BYTES} characters"));
         }
-        let guest = self.guest(key, &introduction)?;
+        if !introduction.site.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c)) {
+            return Err("a site's name has letters, digits, -, _ and .".into());
+        }
         let mut book = self.book();
-        let site = book.site(&guest.site);
+        let guest = self.guest(&mut book, key, &introduction)?;
+        let site = if guest.role == Role::Operator { SiteId(0) } else { book.site(&guest.site) };
         let addresses: Vec<String> = introduction.addresses.into_iter().take(MOST_ADDRESSES).collect();
         if guest.role != Role::Operator {
             book.move_to(key, &guest, addresses).map_err(|error| error.to_string())?;

@@ -12,6 +12,9 @@ use starling_swarm::message::Envelope;
 
 use crate::tensor::Tensor;
 
+/// Tensors at a time, at the most: the machine's own bounds keep an honest run far below.
+const MOST_TENSORS: usize = 1 << 16;
+
 /// See the module's head. Clones share what they hold.
 #[derive(Clone, Debug, Default)]
 pub struct Tensors(Arc<Mutex<Held>>);
@@ -43,6 +46,12 @@ impl Tensors {
         held.last_handle += 1;
         let (handle, bytes) = (held.last_handle, tensor.bytes());
         held.by_handle.insert(handle, (step, tensor));
+        if held.by_handle.len() > MOST_TENSORS {
+            // Somebody sends what is not wanted: what lies farthest ahead goes first.
+            let farthest =
+                held.by_handle.iter().max_by_key(|(_, (step, _))| *step).map(|(&handle, _)| handle);
+            farthest.and_then(|handle| held.by_handle.remove(&handle));
+        }
         Payload { handle, bytes }
     }
 

@@ -17,7 +17,7 @@ use tokio::sync::{Notify, mpsc};
 use crate::charter::Charter;
 use crate::compute::{Compute, Outcome};
 use crate::driver::new_life;
-use crate::events::{EventLog, LogError, Note};
+use crate::events::{Event, EventLog, LogError, Note};
 use crate::host::{Done, Fetch, Host};
 use crate::member::{Arrived, Member};
 use crate::post::Post;
@@ -26,8 +26,9 @@ use crate::tensors::Tensors;
 
 /// Versions whose hashes are kept until they are noted, at the most.
 const MOST_HASHES: usize = 16;
-/// How long a checkpoint may take to come from the coordinator.
-const FETCH: Duration = Duration::from_secs(120);
+/// How long a checkpoint may take to come from the coordinator, and after how long it is asked for again.
+const FETCH: Duration = Duration::from_secs(600);
+const ASK_AGAIN: Duration = Duration::from_secs(60);
 
 /// See the module's head.
 pub struct Worker {
@@ -46,6 +47,7 @@ pub struct Worker {
     notice: Arc<Notify>,
     grace: Duration,
     leave_by: Option<Instant>,
+    refused: Option<String>,
     is_over: bool,
 }
 
@@ -108,6 +110,7 @@ impl Worker {
             notice,
             grace,
             leave_by: None,
+            refused: None,
             is_over: false,
         })
     }
@@ -129,8 +132,11 @@ impl Worker {
                 () = tokio::time::sleep_until(wake.into()) => self.on_wake(),
             }
         }
-        self.member.close();
-        Ok(())
+        self.member.close().await;
+        match self.refused {
+            Some(why) => Err(WorkerError::Refused(why)),
+            None => Ok(()),
+        }
     }
 
     fn next_wake(&self) -> Instant {
@@ -173,11 +179,18 @@ impl Worker {
             // It may be another one, which knows only what it is told.
             Arrived::Coordinator => self.hashes.values_mut().for_each(|(_, noted)| *noted = false),
             Arrived::Post(Post::Over, _) => self.is_over = true,
+            Arrived::Refused(why) => {
+                self.refused = Some(why);
+                self.is_over = true;
+            }
             Arrived::Post(..) => {}
         }
     }
 
     fn on_outcome(&mut self, outcome: Outcome) -> Result<(), WorkerError> {
+        if let Some(error) = outcome.error {
+            self.log.note(self.member.clock(), Event::Trouble { why: error.to_string() })?;
+        }
         for done in outcome.done {
             match done {
                 Done::Note(event) => self.log.note(self.member.clock(), event)?,
@@ -228,9 +241,16 @@ impl Worker {
 /// How the thread that computes gets a checkpoint: by way of the loop, and it waits.
 fn fetch_by(sender: mpsc::Sender<Wanted>) -> Fetch {
     Arc::new(move |of, parameters| {
-        let (reply, answer) = sync_channel(1);
-        sender.blocking_send(Wanted { of, parameters, reply }).ok()?;
-        answer.recv_timeout(FETCH).ok().flatten().map(|file| file.to_vec())
+        let until = Instant::now() + FETCH;
+        while Instant::now() < until {
+            // The question or the answer may have been lost.
+            let (reply, answer) = sync_channel(1);
+            sender.blocking_send(Wanted { of, parameters: parameters.clone(), reply }).ok()?;
+            if let Ok(found) = answer.recv_timeout(ASK_AGAIN) {
+                return found.map(|file| file.to_vec());
+            }
+        }
+        None
     })
 }
 
@@ -249,6 +269,9 @@ pub enum WorkerError {
         /// Bytes that there are.
         available: u64,
     },
+    /// The coordinator does not want us any more.
+    #[error("the coordinator {0}")]
+    Refused(String),
     /// The event log failed.
     #[error(transparent)]
     Log(#[from] LogError),

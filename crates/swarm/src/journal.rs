@@ -57,6 +57,8 @@ pub enum Record {
     Checkpoint(Step),
     /// All stages went back to this version under a new epoch.
     Rollback(Epoch, Step),
+    /// Before this journal began, the update of this step was skipped.
+    Skipped(Step),
     /// The run was amended: its last step.
     LastStep(Step),
     /// The run was amended: from this step on commits' constants are made with these settings, opaque here.
@@ -130,6 +132,7 @@ impl JournalState {
                 self.last_commit = None;
                 self.skipped.split_off(step);
             }
+            Record::Skipped(step) => drop(self.skipped.insert(*step)),
             Record::LastStep(step) => self.last_step = Some(*step),
             Record::Amended(from, settings) => {
                 // After a rollback an earlier order may be for a later step: the last word counts.

@@ -21,7 +21,7 @@ pub const MAX_STAGES: usize = 1024;
 /// Most lots of a step.
 pub const MAX_LOTS: u32 = 1 << 20;
 /// Most bytes of a stage's summary or a commit's constants.
-pub const MAX_SUMMARY_BYTES: usize = 64 << 10;
+pub const MAX_SUMMARY_BYTES: usize = 1 << 20;
 /// Most members that one message names.
 pub const MAX_MEMBERS: usize = 1 << 16;
 

@@ -130,6 +130,7 @@ impl Worker {
             Input::Prepared(number, digest, summary) => self.on_prepared(number, digest, summary, now, out),
             Input::Applied(of) => self.on_applied(of, now, out),
             Input::Loaded(of) => self.on_loaded(of, now, out),
+            Input::LoadFailed(of) => self.on_load_failed(of),
             Input::Saved(of) => self.on_saved(of, out),
             Input::Notice => {
                 self.leaving = true;

@@ -36,8 +36,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         .map_err(|(line, why)| anyhow!("line {line} of {} is damaged: {why}", path.display()))?;
     let found = audit(&train, &journal, &coordinator, &peers);
     let mut text = format!(
-        "{} steps, {} microbatch passes counted exactly once, {} logs of peers",
+        "{} steps from step {} on, {} microbatch passes counted exactly once, {} logs of peers",
         found.steps,
+        found.first,
         words::count(found.counted as f64),
         peers.len()
     );

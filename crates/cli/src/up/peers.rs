@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
+use crate::join;
+
 /// How long a process that died stays dead.
 const REST: Duration = Duration::from_secs(1);
 /// How long processes may take to end when the run is over.
@@ -133,7 +135,9 @@ impl Peers {
         let ticket = if role == Kind::Worker { &self.worker } else { &self.driver };
         let program = std::env::current_exe().context("cannot find this program's own file")?;
         let mut command = Command::new(program);
-        command.args(["join", ticket, "--site", &site(place), "--until-stdin-ends"]);
+        // Not as an argument: those are for everybody on this machine to see.
+        command.env(join::TICKET, ticket);
+        command.args(["join", "-", "--site", &site(place), "--until-stdin-ends"]);
         command.args(["--threads", &self.threads.to_string()]);
         command.arg("--key").arg(folder.join("key"));
         if let Some(wan) = &self.wan {

@@ -35,7 +35,7 @@ impl View {
         }
         for news in &status.news {
             if self.told.insert(news.clone()) {
-                words::tell(news);
+                words::tell(&words::printable(news));
             }
         }
         if self.last_line.is_none_or(|last| last.elapsed() >= QUIET) {
@@ -107,5 +107,5 @@ pub fn lines(status: &Status, peers: Option<&Peers>) -> Vec<String> {
     lines.push(format!("  waits for {}", status.waits_for));
     let from = status.news.len().saturating_sub(MOST_NEWS);
     lines.extend(status.news[from..].iter().map(|news| format!("  · {news}")));
-    lines.iter().map(|line| line.chars().take(150).collect()).collect()
+    lines.iter().map(|line| words::printable(line).chars().take(150).collect()).collect()
 }

@@ -52,7 +52,7 @@ impl Place {
     pub fn good(&self, arguments: &str) -> (String, String) {
         let output = self.run(arguments);
         let (out, err) = texts(&output);
-        assert!(output.status.success(), "starling {arguments}: {err}");
+        assert!(output.status.success(), "starling {arguments}: {err}{out}");
         (out, err)
     }
 

@@ -7,6 +7,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use starling_node::events::{self, Event};
+use starling_node::status::Status;
 
 use crate::process::Place;
 
@@ -197,6 +198,33 @@ impl Flock {
         self.coordinate("run serve run");
     }
 
+    /// Pauses the run, waits until it is safe, ends every process, and begins again with other settings and nobody there.
+    pub fn begin_again(&mut self, settings: &str, peers: usize) {
+        self.place.good("run pause run");
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let (status, _) = self.place.good("status run --json");
+            let status: Status = serde_json::from_str(&status).unwrap();
+            if status.paused && status.checkpoint == status.step {
+                break;
+            }
+            assert!(Instant::now() < until, "it does not come to rest; {}", self.state());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self.end_all();
+        self.peers.clear();
+        self.coordinate(&format!("run new flock.toml --out run --resume {settings} --peers {peers}"));
+        self.place.good("run resume run");
+    }
+
+    fn end_all(&mut self) {
+        let peers = self.peers.iter_mut().map(|peer| &mut peer.child);
+        for child in peers.chain(&mut self.coordinator) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
     pub fn stop_coordinator_for(&self, time: Duration) {
         let child = self.coordinator.as_ref().unwrap();
         send(child, "STOP");
@@ -322,10 +350,6 @@ fn send(child: &Child, signal: &str) {
 
 impl Drop for Flock {
     fn drop(&mut self) {
-        let peers = self.peers.iter_mut().map(|peer| &mut peer.child);
-        for child in peers.chain(&mut self.coordinator) {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        self.end_all();
     }
 }

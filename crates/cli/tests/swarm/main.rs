@@ -119,6 +119,29 @@ fn joiners_and_leavers_in_the_middle_change_no_weight() {
     flock.finish_as_one_process();
 }
 
+#[test]
+fn a_run_goes_on_with_other_numbers_of_stages_sites_and_peers() {
+    let mut flock = Flock::with_workers("", "aaabbb");
+    flock.go_on_for(7);
+    flock.begin_again("--set train.stages=2", 2);
+    flock.start_driver("c");
+    flock.start_worker("c");
+    flock.start_worker("c");
+    flock.go_on_for(7);
+    flock.begin_again("--set train.stages=4", 4);
+    flock.start_driver("a");
+    for site in ["a", "b", "b", "c"] {
+        flock.start_worker(site);
+    }
+    flock.go_on_for(7);
+    let weights = flock.finish();
+    assert_eq!(flock.first_difference(&weights), None);
+    flock.place.good("checkpoint verify run");
+    // Another training is not put on top of it.
+    let told = flock.place.bad("run new flock.toml --out run --resume --set optimiser.lr=0.5");
+    assert!(told.contains("another training"), "{told}");
+}
+
 /// Promise (b): with the shortest way of adding up, only the last bits depend on who computed what.
 #[test]
 fn a_fast_reduction_follows_the_curve_of_one_process_through_kills() {

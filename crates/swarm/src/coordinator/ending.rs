@@ -422,7 +422,8 @@ impl Coordinator {
     pub(super) fn ask_to_save(&mut self, peer: PeerId, out: &mut Vec<Command>) {
         let Some(stage) = self.members.get(&peer).and_then(|member| member.stage) else { return };
         let version = self.book.step;
-        let is_saved = self.saved.get(&version).is_some_and(|stages| stages.contains(&stage));
+        let part_is_saved = self.saved.get(&version).is_some_and(|stages| stages.contains(&stage));
+        let is_saved = part_is_saved || self.is_being_saved(version);
         let waits = |&(asked, at): &(PeerId, Time)| asked == peer && self.now < at + self.spec.tuning.pause;
         let was_asked = self.asked_to_save.get(&stage).is_some_and(waits);
         if self.rests() && !self.is_safe() && !is_saved && !was_asked && self.saver(stage) == Some(peer) {
@@ -473,7 +474,7 @@ impl Coordinator {
             fence.epoch == self.book.epoch && version <= self.book.step && version > self.book.checkpoint;
         // A history that is about to be left has no checkpoints any more.
         let left = self.appended.values().any(|record| matches!(record, Record::Rollback(..)));
-        if !known || left || stage.0 >= self.spec.stages {
+        if !known || left || self.is_being_saved(version) || stage.0 >= self.spec.stages {
             return self.refusals.count(Refusal::OldStep);
         }
         let saved = self.saved.entry(version).or_default();
@@ -482,6 +483,11 @@ impl Coordinator {
             self.saved.retain(|&other, _| other > version);
             self.append(Record::Checkpoint(version), out);
         }
+    }
+
+    /// Whether the record of this checkpoint, or of a later one, is on its way to the journal.
+    pub(super) fn is_being_saved(&self, version: Step) -> bool {
+        self.appended.values().any(|record| matches!(record, Record::Checkpoint(of) if *of >= version))
     }
 
     /// The members of a stage that can be in a reduction.

@@ -379,7 +379,11 @@ impl Coordinator {
         for who in gone {
             self.hung_up.remove(&who);
             match who {
-                Address::Worker(peer) => self.remove(peer, "its connection has ended", out),
+                // The only holder of a stage is given the time that silence has: without it, all would go back.
+                Address::Worker(peer) if self.can_spare(peer) => {
+                    self.remove(peer, "its connection has ended", out);
+                }
+                Address::Worker(_) => {}
                 Address::Driver(driver) if self.drivers.contains_key(&driver) => {
                     self.remove_driver(driver);
                     self.new_view(out);

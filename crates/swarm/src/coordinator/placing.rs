@@ -94,12 +94,15 @@ impl Coordinator {
         if self.members.len() < self.peers_to_start() || self.placings().is_none() {
             return;
         }
+        if self.is_being_saved(Step(0)) {
+            return; // In a moment there is a later one to go back to.
+        }
         let version = self.book.checkpoint;
         let epoch = Epoch(self.book.epoch.0 + 1);
-        out.push(Command::Tell(format!(
-            "a stage has no holder left: all go to the checkpoint of version {} in {epoch}",
-            version.0
-        )));
+        out.push(Command::Tell(match self.book.epoch {
+            Epoch(0) => format!("{} peers are here: the run begins", self.members.len()),
+            _ => format!("a stage has no holder left: all go back to the checkpoint of step {}", version.0),
+        }));
         self.closing = Closing::Journaling;
         self.append(Record::Rollback(epoch, version), out);
     }
@@ -351,7 +354,7 @@ impl Coordinator {
         }
     }
 
-    fn can_spare(&self, peer: PeerId) -> bool {
+    pub(super) fn can_spare(&self, peer: PeerId) -> bool {
         let Some(stage) = self.members.get(&peer).and_then(|member| member.stage) else { return true };
         self.members
             .iter()

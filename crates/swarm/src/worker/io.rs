@@ -38,6 +38,8 @@ pub enum Input {
     Applied(StateOf),
     /// This state was loaded, or caught up with.
     Loaded(StateOf),
+    /// This state could not be loaded: what was to be loaded did not come, or makes no sense.
+    LoadFailed(StateOf),
     /// A checkpoint of this state is safe.
     Saved(StateOf),
     /// The machine will be taken away soon.

@@ -144,6 +144,11 @@ impl Worker {
         self.compute(now, out);
     }
 
+    /// The next order to hold the stage counts again.
+    pub(super) fn on_load_failed(&mut self, of: StateOf) {
+        self.fetch.take_if(|fetch| fetch.loading == Some(of));
+    }
+
     /// Asks again for what did not come.
     pub(super) fn retry_fetch(&mut self, now: Time, out: &mut Vec<Command>) {
         let unknown = self.spec.tuning.unknown;

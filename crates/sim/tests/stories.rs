@@ -59,7 +59,7 @@ fn a_stage_that_loses_all_holders_rolls_everybody_back_to_the_checkpoint() {
     let (outcome, told) = run(&scenario);
     assert_eq!(outcome.rollbacks, 1);
     let from_a_checkpoint =
-        |line: &&String| line.contains("all go to the checkpoint") && !line.contains("version 0");
+        |line: &&String| line.contains("all go back to the checkpoint") && !line.contains("step 0");
     assert_eq!(told.iter().filter(from_a_checkpoint).count(), 1, "{told:?}");
 }
 

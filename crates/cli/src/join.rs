@@ -19,7 +19,7 @@ use starling_transport::identity::Identity;
 use starling_transport::ticket::{Role, Ticket};
 use tokio::sync::Notify;
 
-use crate::{session, words};
+use crate::{interrupt, session, words};
 
 /// Take part in a run as a peer
 ///
@@ -151,16 +151,11 @@ fn sampler(charter: &Charter, cache: &Path) -> Result<Sampler> {
 /// The first Ctrl-C or SIGTERM is a notice, the second ends at once.
 fn listen_for_notice() -> Result<Arc<Notify>> {
     let notice = Arc::new(Notify::new());
-    let (told, mut count) = (notice.clone(), 0);
-    ctrlc::set_handler(move || {
-        count += 1;
-        if count > 1 {
-            std::process::exit(crate::interrupt::EXIT.into());
-        }
+    let told = notice.clone();
+    interrupt::on_signal(move || {
         words::tell("leaving: handing over what this peer holds; once more to leave at once");
         told.notify_one();
-    })
-    .context("cannot listen for Ctrl-C")?;
+    })?;
     Ok(notice)
 }
 

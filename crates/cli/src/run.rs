@@ -141,6 +141,7 @@ async fn serve(hosted: Hosted, place: Place, interrupt: Interrupt) -> Result<Exi
     loop {
         tokio::select! {
             ended = &mut run => {
+                view.show(&status.borrow_and_update(), None);
                 view.finish();
                 ended?;
                 let shown = hosted.folder.path().display();

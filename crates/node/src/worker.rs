@@ -24,6 +24,9 @@ use crate::post::Post;
 use crate::sabotage::Sabotage;
 use crate::tensors::Tensors;
 
+/// What a worker claims to do, in microbatches a second, before anybody has measured it. Much, so that it is tried: drivers
+/// would never ask one that seems slower than those they know.
+const UNMEASURED: f64 = 1000.0;
 /// Versions whose hashes are kept until they are noted, at the most.
 const MOST_HASHES: usize = 16;
 /// How long a checkpoint may take to come from the coordinator, and after how long it is asked for again.
@@ -89,7 +92,7 @@ impl Worker {
         let tensors = host.tensors().clone();
         let capability = Capability {
             site: member.site(),
-            speed: 1.0,
+            speed: UNMEASURED,
             memory_bytes: available,
             link_bytes_per_s: 125e6,
             class: "naive".into(),

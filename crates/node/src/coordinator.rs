@@ -29,6 +29,7 @@ use crate::events::{Event, EventLog, LogError};
 use crate::guests::Guest;
 use crate::journal::{Journal, JournalError};
 use crate::links::{Links, WanSource};
+use crate::member::close;
 use crate::post::{Credential, Introduction, Post, next_clock};
 use crate::registry::Registry;
 use crate::status::{PeerStatus, StageStatus, Status};
@@ -235,12 +236,7 @@ impl Coordinator {
                 _ => break,
             }
         }
-        self.endpoint.close();
-        let endpoint = self.endpoint.clone();
-        tokio::select! {
-            () = endpoint.closed() => {}
-            () = async { while self.events.recv().await.is_some() {} } => {}
-        }
+        close(&self.endpoint, &mut self.events).await;
         Ok(())
     }
 

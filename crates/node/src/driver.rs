@@ -1,7 +1,7 @@
 //! A driver as a process: the machine between the network and the corpus.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use starling_corpus::Sampler;
 use starling_model::batch;
@@ -12,7 +12,7 @@ use starling_swarm::time::Time;
 use tokio::sync::Notify;
 
 use crate::charter::Charter;
-use crate::member::{Arrived, Member};
+use crate::member::{Arrived, Member, new_life};
 use crate::post::Post;
 use crate::tensor::Tensor;
 
@@ -86,9 +86,4 @@ impl Driver {
     fn now(&self) -> Time {
         Time(self.start.elapsed().as_micros() as u64)
     }
-}
-
-/// A number that no earlier life of this peer had, unless its clock was put back to the very nanosecond.
-pub fn new_life() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
 }

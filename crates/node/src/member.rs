@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use starling_swarm::ids::{Address, SiteId};
@@ -226,12 +226,7 @@ impl Member {
 
     /// Ends all connections in good order.
     pub async fn close(&mut self) {
-        self.endpoint.close();
-        let endpoint = self.endpoint.clone();
-        tokio::select! {
-            () = endpoint.closed() => {}
-            () = async { while self.events.recv().await.is_some() {} } => {}
-        }
+        close(&self.endpoint, &mut self.events).await;
     }
 
     fn seal(&mut self, post: Post, body: Vec<Bytes>) -> Option<Letter> {
@@ -316,6 +311,20 @@ pub(crate) async fn admitted(
         tokio::time::sleep(backoff).await;
         backoff = (backoff * 2).min(REDIAL.1);
     }
+}
+
+/// Ends all connections in good order: what still comes meanwhile is of no interest.
+pub(crate) async fn close(endpoint: &Endpoint, events: &mut mpsc::Receiver<Event>) {
+    endpoint.close();
+    tokio::select! {
+        () = endpoint.closed() => {}
+        () = async { while events.recv().await.is_some() {} } => {}
+    }
+}
+
+/// A number that no earlier life of this peer had, unless its clock was put back to the very nanosecond.
+pub fn new_life() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
 }
 
 fn introduce(introduction: &Introduction) -> Vec<u8> {

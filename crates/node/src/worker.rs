@@ -16,10 +16,9 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::charter::Charter;
 use crate::compute::{Compute, Outcome};
-use crate::driver::new_life;
 use crate::events::{Event, EventLog, LogError, Note};
 use crate::host::{Done, Fetch, Host};
-use crate::member::{Arrived, Member};
+use crate::member::{Arrived, Member, new_life};
 use crate::post::Post;
 use crate::sabotage::Sabotage;
 use crate::tensors::Tensors;

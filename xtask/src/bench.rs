@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: benchmarks print figures, keep them in `target/bench`, and know what they must reach.
 
 mod sim;
+mod swarm;
 mod torch_parity;
 
 use std::fs;
@@ -21,6 +22,9 @@ pub struct Arguments {
     /// A plain text file for benchmarks that train on text; generated languages without it
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
+    /// Only these parts of `swarm`, separated by commas
+    #[arg(long, value_name = "PARTS")]
+    only: Option<String>,
     /// A folder with preemption traces for `sim`; it replays none without it
     #[arg(long, value_name = "FOLDER")]
     traces: Option<PathBuf>,
@@ -38,6 +42,11 @@ const BENCHMARKS: &[Benchmark] = &[
         name: "sim",
         about: "how much of what is possible the swarm does, what crosses the WAN, how fast the simulator is",
         run: sim::run,
+    },
+    Benchmark {
+        name: "swarm",
+        about: "real processes: how soon a failure is made up for, what a step costs, sums, many peers, memory",
+        run: swarm::run,
     },
     Benchmark {
         name: "torch-parity",

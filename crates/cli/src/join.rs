@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use starling_corpus::Sampler;
+use starling_model::device::Device;
 use starling_node::charter::Charter;
 use starling_node::driver::Driver;
 use starling_node::events::EventLog;
@@ -39,6 +40,9 @@ pub struct Arguments {
     /// Threads that compute; 0 means one for every core
     #[arg(long)]
     threads: Option<usize>,
+    /// What computes: cpu, or emulated:TFLOPS in a run that is emulated [default: as the run says]
+    #[arg(long)]
+    device: Option<Device>,
     /// The peer's key, made if it does not exist [default: a new one for this process]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
@@ -100,7 +104,7 @@ async fn take_part(
     ticket: Ticket,
     notice: Arc<Notify>,
 ) -> Result<ExitCode> {
-    let Arguments { site, threads, dir, wan, patience, grace, sabotage, .. } = arguments;
+    let Arguments { site, threads, device, dir, wan, patience, grace, sabotage, .. } = arguments;
     let joining = Joining {
         identity: Arc::new(identity),
         ticket,
@@ -117,6 +121,15 @@ async fn take_part(
         charter.spec.stages,
         charter.spec.steps.0
     ));
+    let device = device.unwrap_or(charter.run.train.device);
+    if device.is_emulated() != charter.run.train.device.is_emulated() {
+        bail!(
+            "the run is trained on {}, and this peer would be {device}; who computes and who only seems to cannot \
+             train together",
+            charter.run.train.device
+        );
+    }
+    charter.run.train.device = device;
     charter.run.train.threads = threads.unwrap_or(charter.run.train.threads);
     match member.role() {
         Role::Worker => {

@@ -13,6 +13,7 @@
 //! Legend for shapes: `b` rows (samples), `t` columns (positions), `n = b·t`, `d` width, `f` inner width,
 //! `h` heads, `v` vocabulary.
 
+pub mod emulated;
 pub mod naive;
 
 use std::ops::Range;

@@ -51,6 +51,7 @@ pub mod batch;
 pub mod checkpoint;
 pub mod config;
 pub mod cut;
+pub mod device;
 pub mod engine;
 pub mod generate;
 pub mod gpt2;

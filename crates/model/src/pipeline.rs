@@ -3,17 +3,20 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::config::Architecture;
 use crate::cut::cut;
-use crate::engine::Shape;
-use crate::engine::naive::{Naive, Real};
+use crate::device::Device;
+use crate::engine::emulated::Emulated;
+use crate::engine::naive::Naive;
+use crate::engine::{Engine, Shape};
 use crate::gpt2::Unit;
 use crate::local::{LocalStage, Units};
 use crate::memory;
 use crate::optimiser::Rule;
 use crate::run::{Precision, TrainConfig};
-use crate::stage::{Input, Loss, Meta, Output, Stage, StageError, Want};
+use crate::stage::{Hidden, Input, Keep, Loss, Meta, Microbatch, Output, Stage, StageError, Want};
 
 /// The stages of a model, in order.
 pub type Stages = Vec<Box<dyn Stage>>;
@@ -25,9 +28,10 @@ pub fn build(
     train: &TrainConfig,
     seed: u64,
 ) -> Result<Stages, BuildError> {
-    match train.precision {
-        Precision::F32 => build_in::<f32>(architecture, rule, train, seed),
-        Precision::F64 => build_in::<f64>(architecture, rule, train, seed),
+    match engine(train)? {
+        Kind::Single(engine) => build_on(engine, architecture, rule, train, seed),
+        Kind::Double(engine) => build_on(engine, architecture, rule, train, seed),
+        Kind::Emulated(engine) => build_on(engine, architecture, rule, train, seed),
     }
 }
 
@@ -39,22 +43,68 @@ pub fn build_stage(
     seed: u64,
     index: usize,
 ) -> Result<Box<dyn Stage>, BuildError> {
-    fn build_in<T: Real>(
-        architecture: &Architecture,
-        rule: Rule,
-        train: &TrainConfig,
-        seed: u64,
-        range: Range<usize>,
-    ) -> Result<Box<dyn Stage>, BuildError> {
-        let engine = Arc::new(Naive::<T>::new(train.threads)?);
-        Ok(Box::new(LocalStage::new(engine, architecture.clone(), range, rule, seed)))
-    }
     let range = cut(architecture, train.stages).get(index).cloned();
-    let range = range.ok_or(BuildError::Stage { index, stages: train.stages })?;
-    match train.precision {
-        Precision::F32 => build_in::<f32>(architecture, rule, train, seed, range),
-        Precision::F64 => build_in::<f64>(architecture, rule, train, seed, range),
+    let range = range.ok_or(BuildError::NoStage { index, stages: train.stages })?;
+    let architecture = architecture.clone();
+    Ok(match engine(train)? {
+        Kind::Single(engine) => Box::new(LocalStage::new(engine, architecture, range, rule, seed)),
+        Kind::Double(engine) => Box::new(LocalStage::new(engine, architecture, range, rule, seed)),
+        Kind::Emulated(engine) => Box::new(LocalStage::new(engine, architecture, range, rule, seed)),
+    })
+}
+
+/// The engines that there are.
+enum Kind {
+    Single(Arc<Naive<f32>>),
+    Double(Arc<Naive<f64>>),
+    Emulated(Arc<Emulated>),
+}
+
+fn engine(train: &TrainConfig) -> Result<Kind, BuildError> {
+    Ok(match (train.device, train.precision) {
+        (Device::Cpu, Precision::F32) => Kind::Single(Arc::new(Naive::new(train.threads)?)),
+        (Device::Cpu, Precision::F64) => Kind::Double(Arc::new(Naive::new(train.threads)?)),
+        (Device::Emulated(tflops), _) => Kind::Emulated(Arc::new(Emulated::new(tflops))),
+    })
+}
+
+/// The numerics class of a run's peers: those of one class agree bit for bit.
+pub fn class(train: &TrainConfig) -> Result<String, BuildError> {
+    Ok(match engine(train)? {
+        Kind::Single(engine) => engine.class(),
+        Kind::Double(engine) => engine.class(),
+        Kind::Emulated(engine) => engine.class(),
+    })
+}
+
+/// Operations a second of this machine, measured on one sample in a block of the model: the best of some tries, so
+/// that others who work here at this moment count little.
+pub fn measure(architecture: &Architecture, rule: Rule, train: &TrainConfig) -> Result<f64, BuildError> {
+    const TRIES: usize = 20;
+    const LONG_ENOUGH: Duration = Duration::from_millis(300);
+    let train = TrainConfig { stages: architecture.units().len(), ..train.clone() };
+    let mut block = build_stage(architecture, rule, &train, 0, 1)?;
+    let shape = Shape { rows: 1, columns: architecture.context };
+    let (width, dtype, tokens) = (architecture.width, block.dtype(), shape.tokens());
+    let hidden = Hidden { shape, width, dtype, bytes: vec![0; tokens * width * dtype.size()] };
+    let (positions, zeros) = ((0..tokens as u32).collect(), vec![0; tokens]);
+    let meta = Meta { shape, samples: vec![0], positions, documents: zeros.clone(), targets: zeros };
+    let began = Instant::now();
+    let mut best = Duration::MAX;
+    for index in 0..TRIES as u32 {
+        let try_began = Instant::now();
+        let of = Microbatch { step: 0, index, version: 0 };
+        let (_, ticket) = block.forward(of, Input::Hidden(hidden.clone()), meta.clone(), Keep::All)?;
+        let (_, pending) = block.backward(ticket, Some(hidden.clone()))?;
+        best = best.min(try_began.elapsed());
+        block.discard(pending);
+        if began.elapsed() > LONG_ENOUGH {
+            break;
+        }
     }
+    // Backward is twice forward.
+    let operations = 3 * architecture.forward_operations(Unit::Block(0)) * tokens as u64;
+    Ok(operations as f64 / best.as_secs_f64().max(1e-9))
 }
 
 /// What one stage of a run would be, found without taking memory for it.
@@ -78,18 +128,19 @@ pub fn plan(
     rule: Rule,
     train: &TrainConfig,
 ) -> Result<Vec<StagePlan>, BuildError> {
-    match train.precision {
-        Precision::F32 => plan_in::<f32>(architecture, rule, train),
-        Precision::F64 => plan_in::<f64>(architecture, rule, train),
+    match engine(&TrainConfig { threads: 1, ..train.clone() })? {
+        Kind::Single(engine) => Ok(plan_on(engine, architecture, rule, train)),
+        Kind::Double(engine) => Ok(plan_on(engine, architecture, rule, train)),
+        Kind::Emulated(engine) => Ok(plan_on(engine, architecture, rule, train)),
     }
 }
 
-fn plan_in<T: Real>(
+fn plan_on<E: Engine>(
+    engine: Arc<E>,
     architecture: &Architecture,
     rule: Rule,
     train: &TrainConfig,
-) -> Result<Vec<StagePlan>, BuildError> {
-    let engine = Arc::new(Naive::<T>::new(1)?);
+) -> Vec<StagePlan> {
     let plan_of = |range: Range<usize>| {
         let units = Units::new(engine.clone(), architecture.clone(), range.clone(), 0);
         let list = architecture.units()[range].to_vec();
@@ -101,28 +152,29 @@ fn plan_in<T: Real>(
             units: list,
         }
     };
-    Ok(cut(architecture, train.stages).into_iter().map(plan_of).collect())
+    cut(architecture, train.stages).into_iter().map(plan_of).collect()
 }
 
 fn microbatch_shape(architecture: &Architecture, train: &TrainConfig) -> Shape {
     Shape { rows: train.microbatch.min(train.batch) as usize, columns: architecture.context }
 }
 
-fn build_in<T: Real>(
+fn build_on<E: Engine>(
+    engine: Arc<E>,
     architecture: &Architecture,
     rule: Rule,
     train: &TrainConfig,
     seed: u64,
 ) -> Result<Stages, BuildError> {
-    let engine = Arc::new(Naive::<T>::new(train.threads)?);
     let shape = microbatch_shape(architecture, train);
     let lay_out = |cut| Units::new(engine.clone(), architecture.clone(), cut, seed);
-    let parts: Vec<Units<Naive<T>>> = cut(architecture, train.stages).into_iter().map(lay_out).collect();
+    let parts: Vec<Units<E>> = cut(architecture, train.stages).into_iter().map(lay_out).collect();
     // One microbatch is in flight at a time.
     let needed: u64 = parts
         .iter()
         .fold(0, |sum, units| sum.saturating_add(units.plan(rule.moments(), shape, 1, train.keep)));
-    if let Some(available) = memory::available_bytes().filter(|&available| available < needed) {
+    let available = memory::available_bytes().filter(|_| !train.device.is_emulated());
+    if let Some(available) = available.filter(|&available| available < needed) {
         return Err(BuildError::Memory { needed, available });
     }
     let stage = |units| Box::new(LocalStage::with(units, rule, seed)) as Box<dyn Stage>;
@@ -183,9 +235,12 @@ pub enum BuildError {
     /// The engine could not be started.
     #[error("the engine's threads could not be started; use fewer with train.threads")]
     Threads(#[from] rayon::ThreadPoolBuildError),
+    /// A stage refused.
+    #[error(transparent)]
+    Stage(#[from] StageError),
     /// There is no such stage.
     #[error("the run has {stages} stages, and none of number {index}")]
-    Stage {
+    NoStage {
         /// Which was asked for.
         index: usize,
         /// How many there are.

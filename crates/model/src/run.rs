@@ -11,6 +11,7 @@ use starling_corpus::{DataConfig, Problem};
 pub use file::RunFileError;
 
 use crate::config::ModelConfig;
+use crate::device::Device;
 use crate::lots::Lots;
 use crate::optimiser::{Decay, OptimiserConfig};
 use crate::stage::Keep;
@@ -59,6 +60,9 @@ pub struct TrainConfig {
     pub precision: Precision,
     /// Threads; 0 means one for every core. Nothing but time depends on it.
     pub threads: usize,
+    /// What computes: "cpu", or "emulated:TFLOPS" for a device that takes its time and computes nothing.
+    #[schemars(with = "String")]
+    pub device: Device,
     /// Steps from one hash of the weights to the next; 0 never.
     pub hash_every: u64,
 }
@@ -74,6 +78,7 @@ impl Default for TrainConfig {
             keep: Keep::All,
             precision: Precision::F32,
             threads: 0,
+            device: Device::Cpu,
             hash_every: 1,
         }
     }
@@ -236,6 +241,7 @@ impl Run {
             document_mask: self.data.document_mask,
             optimiser,
             batch: self.train.batch,
+            emulated: self.train.device.is_emulated(),
         }
     }
 }
@@ -261,6 +267,9 @@ pub struct Definition {
     pub optimiser: OptimiserConfig,
     /// Samples of one step.
     pub batch: u32,
+    /// Whether nothing is computed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub emulated: bool,
 }
 
 impl Definition {

@@ -54,7 +54,10 @@ impl Charter {
             checkpoint_every: run.checkpoint.every,
             elements: stages.iter().map(|stage| stage.gradient).collect(),
             state_bytes: largest * element * (1 + rule.moments() as u64),
-            memory_bytes: stages.iter().map(|stage| stage.memory_bytes).max().unwrap_or(0),
+            memory_bytes: match run.train.device.is_emulated() {
+                true => 0,
+                false => stages.iter().map(|stage| stage.memory_bytes).max().unwrap_or(0),
+            },
             tuning: Tuning { quorum: peers.max(stages.len()), ..Tuning::default() },
         };
         Ok(Charter { run, definition, spec })
@@ -63,6 +66,18 @@ impl Charter {
     /// The hash of what defines the training.
     pub fn identity(&self) -> [u8; 32] {
         identity(&self.definition)
+    }
+
+    /// What this machine can do: microbatches a second in an average stage, and the class of its arithmetic.
+    pub fn measure(&self) -> Result<(f64, String), BuildError> {
+        let (run, rule) = (&self.run, self.run.optimiser.rule());
+        let architecture = run.model.architecture(self.definition.vocabulary);
+        let stages = pipeline::plan(&architecture, rule, &run.train)?;
+        let forward: u64 = stages.iter().map(|stage| stage.forward_operations).sum();
+        let tokens = run.train.microbatch.min(run.train.batch) as usize * architecture.context;
+        let operations = 3.0 * forward as f64 * tokens as f64 / stages.len() as f64;
+        let per_s = pipeline::measure(&architecture, rule, &run.train)?;
+        Ok((per_s / operations.max(1.0), pipeline::class(&run.train)?))
     }
 
     /// How this process makes a stage.

@@ -280,7 +280,7 @@ impl Coordinator {
             NetworkEvent::Refused { key, at, why } => {
                 let who = key.map_or("somebody without a key".into(), |key| key.short());
                 let why: String = why.chars().take(200).collect();
-                self.say(format!("refused {who} at {at}: {why}"));
+                self.remember(format!("refused {who} at {at}: {why}"));
                 Ok(self.log.append_at(self.clock, Event::Refused { who: format!("{who} at {at}"), why })?)
             }
             NetworkEvent::Closed { with, .. } => {
@@ -401,7 +401,7 @@ impl Coordinator {
                     self.log.append_at(self.clock, Event::Counted { epoch, step: step.0, stages })?;
                     self.tell(Input::Concluded(number, constants))?;
                 }
-                Command::Tell(text) => self.say(text),
+                Command::Tell(text) => self.say(text)?,
             }
         }
         Ok(())
@@ -456,7 +456,7 @@ impl Coordinator {
         self.say(format!(
             "paused: the gradient was not finite in {MOST_SKIPPED} steps one after another. The training has diverged, \
              or the only holder of a stage computes wrongly; go on with `starling run resume`"
-        ));
+        ))?;
         self.tell(Input::Operator(Order::Pause))
     }
 
@@ -498,7 +498,12 @@ impl Coordinator {
         self.write(operator, Post::Told(Box::new(status)), Vec::new());
     }
 
-    fn say(&mut self, text: String) {
+    fn say(&mut self, text: String) -> Result<(), LogError> {
+        self.remember(text.clone());
+        self.log.append_at(self.clock, Event::News { text })
+    }
+
+    fn remember(&mut self, text: String) {
         self.news.push_back(text);
         if self.news.len() > MOST_NEWS {
             self.news.pop_front();

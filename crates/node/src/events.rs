@@ -89,6 +89,8 @@ pub enum Event {
     Holds { stage: u16, epoch: u64, version: u64, loaded: bool },
     /// A worker could not do something; whoever waits for it asks again, or has it done elsewhere.
     Trouble { why: String },
+    /// The coordinator decided or noticed something.
+    News { text: String },
     /// A process refused something that came from a peer.
     Refused { who: String, why: String },
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use starling_model::memory;
+use starling_model::pipeline::BuildError;
 use starling_swarm::ids::PeerId;
 use starling_swarm::message::Capability;
 use starling_swarm::time::Time;
@@ -23,9 +24,6 @@ use crate::post::Post;
 use crate::sabotage::Sabotage;
 use crate::tensors::Tensors;
 
-/// What a worker claims to do, in microbatches a second, before anybody has measured it. Much, so that it is tried: drivers
-/// would never ask one that seems slower than those they know.
-const UNMEASURED: f64 = 1000.0;
 /// Versions whose hashes are kept until they are noted, at the most.
 const MOST_HASHES: usize = 16;
 /// How long a checkpoint may take to come from the coordinator, and after how long it is asked for again.
@@ -89,13 +87,9 @@ impl Worker {
         host.hash_every(charter.run.train.hash_every);
         host.sabotage(sabotage);
         let tensors = host.tensors().clone();
-        let capability = Capability {
-            site: member.site(),
-            speed: UNMEASURED,
-            memory_bytes: available,
-            link_bytes_per_s: 125e6,
-            class: "naive".into(),
-        };
+        let (speed, class) = charter.measure().map_err(WorkerError::Device)?;
+        let (site, memory_bytes, link_bytes_per_s) = (member.site(), available, 125e6);
+        let capability = Capability { site, speed, memory_bytes, link_bytes_per_s, class };
         let machine = worker::Worker::new(me, new_life(), capability, charter.spec.clone(), Time(0));
         let compute = Compute::start(host).map_err(WorkerError::Thread)?;
         let (fetching, start) = (BTreeMap::new(), Instant::now());
@@ -132,6 +126,10 @@ impl Worker {
                 }
                 () = self.notice.notified() => self.on_notice(),
                 () = tokio::time::sleep_until(wake.into()) => self.on_wake(),
+            }
+            if let Some(why) = self.machine.unfit() {
+                self.refused = Some(format!("does not let this peer take part: {why}"));
+                self.is_over = true;
             }
         }
         self.member.close().await;
@@ -277,6 +275,9 @@ pub enum WorkerError {
     /// The event log failed.
     #[error(transparent)]
     Log(#[from] LogError),
+    /// The device could not be measured.
+    #[error(transparent)]
+    Device(BuildError),
     /// The thread that computes could not be started.
     #[error("the thread that computes could not be started: {0}")]
     Thread(std::io::Error),

@@ -22,6 +22,8 @@ pub const MAX_STAGES: usize = 1024;
 pub const MAX_LOTS: u32 = 1 << 20;
 /// Most bytes of a stage's summary or a commit's constants.
 pub const MAX_SUMMARY_BYTES: usize = 1 << 20;
+/// Most bytes of a reason.
+pub const MAX_REASON_BYTES: usize = 1 << 10;
 /// Most members that one message names.
 pub const MAX_MEMBERS: usize = 1 << 16;
 
@@ -75,6 +77,11 @@ pub enum Body {
     Stranger {
         /// Who was not known; an answer to an earlier admission is void.
         member: Option<MemberNo>,
+    },
+    /// Coordinator → a worker that said hello: it cannot take part in this run.
+    Unfit {
+        /// Why, and what would help.
+        why: String,
     },
     /// Worker → coordinator, at intervals and when something changed.
     WorkerBeat(WorkerStatus),
@@ -515,6 +522,7 @@ impl Envelope {
                 positive("link rate", capability.link_bytes_per_s)?;
                 at_most("class", capability.class.len(), 256)
             }
+            Body::Unfit { why } => at_most("reason", why.len(), MAX_REASON_BYTES),
             Body::WorkerBeat(status) => {
                 at_most("seals", status.report.as_ref().map_or(0, Vec::len), MAX_LOTS as usize)
             }
@@ -574,7 +582,8 @@ impl Envelope {
                 )
                 | (Body::Hello(Hello::Driver { .. }) | Body::DriverBeat(_), Driver(_), Coordinator)
                 | (Body::Welcome { .. } | Body::Stranger { .. }, Coordinator, Worker(_) | Driver(_))
-                | (Body::Assign(_) | Body::Activate | Body::Verdict { .. }, Coordinator, Worker(_))
+                | (Body::Unfit { .. } | Body::Assign(_), Coordinator, Worker(_))
+                | (Body::Activate | Body::Verdict { .. }, Coordinator, Worker(_))
                 | (Body::Reduce { .. } | Body::Commit(_) | Body::Save, Coordinator, Worker(_))
                 | (Body::View(_) | Body::Lease(_) | Body::LeaseEnd { .. }, Coordinator, Driver(_))
                 | (Body::Begin(..) | Body::Onward(_) | Body::Revoke { .. }, Driver(_), Worker(_))

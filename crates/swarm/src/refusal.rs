@@ -33,6 +33,8 @@ pub enum Refusal {
     Unasked,
     /// The sender computes wrongly, and is not let in.
     Quarantined,
+    /// The sender cannot take part in this run.
+    Unfit,
     /// It names something that does not exist.
     Nonsense,
 }

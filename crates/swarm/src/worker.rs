@@ -60,6 +60,7 @@ pub struct Worker {
     last_commit: Option<Arc<Commit>>,
     ahead: VecDeque<Envelope>,
     leaving: bool,
+    unfit: Option<String>,
     /// Whether the coordinator of this term has not yet answered our report.
     unreported: bool,
     last_verdict: (Term, u64),
@@ -109,6 +110,7 @@ impl Worker {
             last_commit: None,
             ahead: VecDeque::new(),
             leaving: false,
+            unfit: None,
             unreported: false,
             last_verdict: (Term(0), 0),
             beats: 0,
@@ -184,6 +186,11 @@ impl Worker {
         self.leaving && self.member.is_none()
     }
 
+    /// Why it cannot take part in the run, if the coordinator said so.
+    pub fn unfit(&self) -> Option<&str> {
+        self.unfit.as_deref()
+    }
+
     fn on_message(&mut self, envelope: Envelope, now: Time, out: &mut Vec<Command>) {
         if let Err(refusal) = self.admit(&envelope) {
             return self.refusals.count(refusal);
@@ -195,6 +202,7 @@ impl Worker {
         match envelope.body {
             Body::Welcome { member, incarnation } => self.on_welcome(member, incarnation, out),
             Body::Stranger { member } => self.on_stranger(member, now, out),
+            Body::Unfit { why } if self.member.is_none() => self.unfit = Some(why),
             Body::Assign(assign) => self.on_assign(fence, assign, now, out),
             Body::Activate => self.on_activate(fence, now, out),
             Body::Save => self.on_save(fence, out),

@@ -152,6 +152,7 @@ fn body() -> impl Strategy<Value = Body> {
         Just(Body::Hello(Hello::Driver { incarnation: 1, site: SiteId(0) })),
         member().prop_map(|m| Body::Welcome { member: m.unwrap_or_default(), incarnation: 7 }),
         member().prop_map(|member| Body::Stranger { member }),
+        Just(Body::Unfit { why: "x".repeat(2000) }),
         status.prop_map(Body::WorkerBeat),
         member().prop_map(|m| Body::DriverBeat(DriverStatus { member: m, ..DriverStatus::default() })),
         (stage(), source).prop_map(|(stage, source)| Body::Assign(Assign {

@@ -6,6 +6,7 @@ use crate::ids::*;
 use crate::journal::{Place, Record};
 use crate::message::*;
 use crate::refusal::Refusal;
+use crate::spec::Reduce;
 use crate::time::{Span, Time};
 
 /// A worker that is in.
@@ -144,12 +145,10 @@ impl Coordinator {
         if !self.may_come_back(peer) {
             return self.refusals.count(Refusal::Busy);
         }
-        if capability.memory_bytes < self.spec.memory_bytes {
-            self.refusals.count(Refusal::Nonsense);
-            let needs = self.spec.memory_bytes;
-            let why =
-                format!("{peer} has {} bytes, a stage needs {needs}: not admitted", capability.memory_bytes);
-            return out.push(Command::Tell(why));
+        if let Some(why) = self.unfit(&capability) {
+            self.refusals.count(Refusal::Unfit);
+            out.push(Command::Tell(format!("{peer} is not admitted: {why}")));
+            return self.send(Address::Worker(peer), Attempt(0), Body::Unfit { why }, out);
         }
         let number = self.new_member_number();
         let member = Member {
@@ -171,6 +170,23 @@ impl Coordinator {
         self.send(Address::Worker(peer), Attempt(0), member.welcome(), out);
         self.members.insert(peer, member);
         self.advance(out);
+    }
+
+    /// Why a worker cannot take part.
+    fn unfit(&self, capability: &Capability) -> Option<String> {
+        let (has, needs) = (capability.memory_bytes, self.spec.memory_bytes);
+        if has < needs {
+            return Some(format!("it has {has} bytes of memory, and a stage of the run needs {needs}"));
+        }
+        let mut classes = self.members.values().map(|member| &member.capability.class);
+        let other = classes.find(|class| **class != capability.class)?;
+        (self.spec.reduce == Reduce::Exact).then(|| {
+            format!(
+                "its arithmetic ({}) does not agree bit for bit with that of the others ({other}); a run with \
+                 swarm.reduce = \"fast\" takes both",
+                capability.class
+            )
+        })
     }
 
     /// Who was removed again and again waits longer each time, up to 64 beats.

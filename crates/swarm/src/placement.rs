@@ -28,7 +28,11 @@ pub struct Placing {
     pub reason: String,
 }
 
-/// Places the idle peers, the fastest first, each where the pipeline is slowest. `costs` are the stages' costs
+/// A peer with this part of another's speed is taken for as fast: nobody measures much better.
+const ALIKE: f64 = 0.9;
+
+/// Places the idle peers, the fastest first, each where the pipeline is slowest; of those that are about as fast one
+/// site after the other, so that each site gets as much of the pipeline as it can hold. `costs` are the stages' costs
 /// against the average. If that leaves a stage without a holder, peers are taken from the stages that can best
 /// spare one. `None`: there are fewer peers than stages, and nothing can be done but wait.
 pub fn place(candidates: &[Candidate], costs: &[f64]) -> Option<Vec<Placing>> {
@@ -44,6 +48,13 @@ pub fn place(candidates: &[Candidate], costs: &[f64]) -> Option<Vec<Placing>> {
     let mut placings = Vec::new();
     let mut idle: Vec<&Candidate> = candidates.iter().filter(|c| c.stage.is_none()).collect();
     idle.sort_by(|a, b| b.speed.total_cmp(&a.speed).then(a.peer.cmp(&b.peer)));
+    let mut rest = &mut idle[..];
+    while let Some(fastest) = rest.first().map(|candidate| candidate.speed) {
+        let alike = rest.iter().take_while(|candidate| candidate.speed >= ALIKE * fastest).count();
+        let (group, slower) = rest.split_at_mut(alike.max(1));
+        group.sort_by_key(|candidate| (candidate.site, candidate.peer));
+        rest = slower;
+    }
     for candidate in idle {
         let stage = stages.slowest(candidate.site);
         let reason = format!(
@@ -141,6 +152,22 @@ mod tests {
             capacity[placing.stage.0 as usize] += peers[placing.peer.0 as usize].speed;
         }
         assert_eq!(capacity, [8.0, 8.0, 8.0]);
+    }
+
+    #[test]
+    fn a_site_that_can_holds_the_whole_pipeline_however_its_peers_were_measured() {
+        let sites = 3;
+        let peers: Vec<Candidate> = (0..24)
+            .map(|peer| {
+                let speed = 7.0 + 0.01 * f64::from(peer * 7 % 24);
+                Candidate { site: SiteId(peer as u16 % sites), ..candidate(peer, speed, None) }
+            })
+            .collect();
+        let mut holders = BTreeMap::new();
+        for placing in place(&peers, &[1.0; 4]).unwrap() {
+            *holders.entry((placing.stage, peers[placing.peer.0 as usize].site)).or_insert(0) += 1;
+        }
+        assert!(holders.len() == 12 && holders.values().all(|&count| count == 2), "{holders:?}");
     }
 
     #[test]

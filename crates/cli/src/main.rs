@@ -18,6 +18,7 @@ mod schema;
 mod session;
 mod sim;
 mod status;
+mod support;
 mod train;
 mod units;
 mod up;
@@ -50,6 +51,7 @@ enum Command {
     Generate(generate::Arguments),
     Sim(sim::Arguments),
     Checkpoint(checkpoint::Arguments),
+    Support(support::Arguments),
     /// Print the JSON Schema of run files, for editors that complete and check them
     Schema,
 }
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),
         Command::Checkpoint(arguments) => checkpoint::run(&arguments),
+        Command::Support(arguments) => support::run(&arguments),
         Command::Schema => schema::run(),
     };
     result.unwrap_or_else(|error| {

@@ -77,7 +77,9 @@ mod tests {
         for device in [Device::Cpu, Device::Emulated(0.25)] {
             assert_eq!(device.to_string().parse(), Ok(device));
         }
-        for text in ["", "gpu", "cpu:1", "emulated", "emulated:", "emulated:-1", "emulated:nan", "emulated:inf"] {
+        for text in
+            ["", "gpu", "cpu:1", "emulated", "emulated:", "emulated:-1", "emulated:nan", "emulated:inf"]
+        {
             assert!(text.parse::<Device>().is_err(), "{text}");
         }
     }

@@ -20,8 +20,8 @@ use crate::lots::{Lots, Node};
 use crate::optimiser::Rule;
 use crate::random;
 use crate::stage::{
-    Commit, Folded, Hidden, Input, Keep, Loss, Meta, Microbatch, Output, Pending, Prepared, Reduction, Stage,
-    StageError, State, Ticket, Want,
+    Commit, Folded, Hidden, Input, Keep, Loss, Meta, Microbatch, Output, Pending, Prepared, Reduction,
+    Shared, Stage, StageError, State, Ticket, Want,
 };
 
 /// A contiguous run of a model's units on an engine.
@@ -324,57 +324,52 @@ impl<E: Engine> Stage for LocalStage<E> {
         Ok(())
     }
 
-    fn shared(&self) -> Vec<String> {
-        self.units.uses.iter().filter(|(_, uses)| uses.is_shared()).map(|(name, _)| name.clone()).collect()
+    fn shared(&self) -> Vec<Shared> {
+        let shared = self.units.uses.iter().filter(|(_, uses)| uses.is_shared());
+        let about = |(name, uses): (&String, &Uses)| Shared {
+            name: name.clone(),
+            elements: uses.slots[0].len,
+            uses: uses.total,
+            elsewhere: uses.is_elsewhere(),
+            first: uses.counted,
+        };
+        shared.map(about).collect()
     }
 
-    fn contribute(
-        &self,
-        reduction: Reduction,
-        name: &str,
-        before: Option<&[u8]>,
-    ) -> Result<Vec<u8>, StageError> {
+    fn uses(&self, reduction: Reduction, name: &str) -> Result<Vec<u8>, StageError> {
         let uses = self.shared_uses(name)?;
         let reduced = self.reduced(reduction)?;
         reduced.complete()?;
-        let engine = &self.units.engine;
-        let mut slots = uses.slots.iter();
-        let whole = Span { start: 0, len: uses.slots[0].len };
-        let mut sum = engine.zeros(whole.len);
-        // The first use of all starts the sum; it is not added to zero, which would turn −0 into 0.
-        let start = match before {
-            Some(before) => before.to_vec(),
-            None => slots.next().map(|&slot| engine.read(&reduced.gradient, slot)).unwrap_or_default(),
-        };
-        check::length("bytes of the sum", whole.len * self.dtype().size(), start.len())?;
-        engine.write(&mut sum, 0, &start);
-        for &slot in slots {
-            engine.add(&mut sum, whole, &reduced.gradient, slot);
-        }
-        Ok(engine.read(&sum, whole))
+        let read = |&slot: &Span| self.units.engine.read(&reduced.gradient, slot);
+        Ok(uses.slots.iter().flat_map(read).collect())
     }
 
-    fn settle(&mut self, reduction: Reduction, name: &str, total: &[u8]) -> Result<(), StageError> {
-        let len = self.shared_uses(name)?.slots[0].len;
-        check::length("bytes of the sum", len * self.dtype().size(), total.len())?;
-        let mut buffer = self.units.engine.zeros(len);
-        self.units.engine.write(&mut buffer, 0, total);
+    fn settle(&mut self, reduction: Reduction, name: &str, total: &[u8]) -> Result<Option<f64>, StageError> {
+        let uses = self.shared_uses(name)?;
+        let (whole, counted) = (Span { start: 0, len: uses.slots[0].len }, uses.counted);
+        check::length("bytes of the sum", whole.len * self.dtype().size(), total.len())?;
+        let engine = self.units.engine.clone();
+        let mut buffer = engine.zeros(whole.len);
+        engine.write(&mut buffer, 0, total);
+        let square = counted.then(|| engine.sum_of_squares(&buffer, whole));
         self.reduced_mut(reduction)?.totals.insert(name.to_string(), buffer);
-        Ok(())
+        Ok(square)
     }
 
     fn prepare(&self, reduction: Reduction) -> Result<Prepared, StageError> {
         let reduced = self.reduced(reduction)?;
-        self.check_complete(reduced)?;
+        reduced.complete()?;
         let engine = &self.units.engine;
         let mut hasher = blake3::Hasher::new();
         let mut sums_of_squares = BTreeMap::new();
-        for (parameter, span) in self.units.layout.entries() {
+        for (parameter, _) in self.units.layout.entries() {
             let uses = &self.units.uses[&parameter.name];
-            let (gradient, at) = gradient_of(reduced, &parameter.name, uses, span.len);
-            hasher.update(&engine.read(gradient, at));
-            if uses.counted {
-                sums_of_squares.insert(parameter.name.clone(), engine.sum_of_squares(gradient, at));
+            for &slot in &uses.slots {
+                hasher.update(&engine.read(&reduced.gradient, slot));
+            }
+            if !uses.is_shared() {
+                let square = engine.sum_of_squares(&reduced.gradient, uses.slots[0]);
+                sums_of_squares.insert(parameter.name.clone(), square);
             }
         }
         Ok(Prepared { gradient_hash: *hasher.finalize().as_bytes(), sums_of_squares })

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use crate::engine::Dtype;
 use crate::lots::{Node, Tree};
-use crate::stage::{Reduction, Stage, StageError};
+use crate::stage::{Reduction, Shared, Stage, StageError};
 
 /// Sums one piece of a step's gradient over all lots, whoever of `holders` holds them.
 pub fn reduce_piece(
@@ -31,21 +31,37 @@ pub fn reduce_piece(
 }
 
 /// Adds up every parameter that several stages, or several units of one, use: in the order of `stages`, each given
-/// with all its replicas. The first replica contributes, all settle.
-pub fn settle_shared(stages: &mut [Vec<&mut dyn Stage>], reduction: Reduction) -> Result<(), StageError> {
-    let mut totals: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+/// with all its replicas, of which the first is asked. Returns Σ g² of each.
+pub fn settle_shared(
+    stages: &mut [Vec<&mut dyn Stage>],
+    reduction: Reduction,
+) -> Result<BTreeMap<String, f64>, StageError> {
+    let mut uses: BTreeMap<String, Vec<Vec<u8>>> = BTreeMap::new();
     for stage in stages.iter().filter_map(|replicas| replicas.first()) {
-        for name in stage.shared() {
-            let total = stage.contribute(reduction, &name, totals.get(&name).map(Vec::as_slice))?;
-            totals.insert(name, total);
+        for Shared { name, .. } in stage.shared() {
+            let of_stage = stage.uses(reduction, &name)?;
+            uses.entry(name).or_default().push(of_stage);
         }
     }
+    let mut squares = BTreeMap::new();
     for stage in stages.iter_mut().flatten() {
-        for name in stage.shared() {
-            stage.settle(reduction, &name, &totals[&name])?;
+        for Shared { name, elements, .. } in stage.shared() {
+            let total = sum_of_uses(stage.dtype(), elements, &uses[&name]);
+            let square = stage.settle(reduction, &name, &total)?;
+            squares.extend(square.map(|square| (name, square)));
         }
     }
-    Ok(())
+    Ok(squares)
+}
+
+/// The sum over all uses of a parameter, one after another: those of each stage, in the order of stages. The first
+/// starts the sum; it is not added to zero, which would turn −0 into 0.
+pub fn sum_of_uses(dtype: Dtype, elements: usize, stages: &[impl AsRef<[u8]>]) -> Vec<u8> {
+    let length = (elements * dtype.size()).max(1);
+    let mut uses = stages.iter().flat_map(|stage| stage.as_ref().chunks(length));
+    let mut total = uses.next().unwrap_or_default().to_vec();
+    uses.for_each(|one| add_bytes(dtype, &mut total, one));
+    total
 }
 
 /// Why a piece could not be reduced; nothing has changed.

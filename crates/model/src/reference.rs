@@ -62,8 +62,7 @@ impl Reference {
             loss += self.microbatch(Microbatch { step, index, version: step }, lots)?;
         }
         let reduction = Reduction { step, attempt: 0 };
-        self.reduce(reduction, lots)?;
-        let norm = self.gradient_norm(reduction, loss.tokens)?;
+        let norm = self.reduce(reduction, lots)?.sqrt() / loss.tokens as f64;
         let applied = step - self.skipped;
         let update = self.run.optimiser.update(step, self.run.train.steps, applied, loss.tokens, norm);
         // A gradient that is not finite would ruin the weights: every stage skips the update.
@@ -106,27 +105,22 @@ impl Reference {
         batch::training(&self.sampler, samples, self.run.data.document_mask)
     }
 
-    /// Sums each stage's lots in the fixed tree, then parameters that have several uses.
-    fn reduce(&mut self, reduction: Reduction, lots: Lots) -> Result<(), StepError> {
+    /// Sums each stage's lots in the fixed tree, then parameters that have several uses. Returns Σ g² of all: parameter
+    /// by parameter, in the order of names.
+    fn reduce(&mut self, reduction: Reduction, lots: Lots) -> Result<f64, StepError> {
+        let mut squares = BTreeMap::new();
         for stage in &mut self.stages {
             let sum = reduce_piece(&[&**stage], reduction.step, lots.lots, 0..stage.gradient_len())?;
             stage.begin_reduce(reduction)?;
             stage.write_reduced(reduction, 0, &sum)?;
+            squares.extend(stage.prepare(reduction)?.sums_of_squares);
         }
         let mut all: Vec<Vec<&mut dyn Stage>> = Vec::new();
         for stage in &mut self.stages {
             all.push(vec![&mut **stage]);
         }
-        Ok(settle_shared(&mut all, reduction)?)
-    }
-
-    /// Global norm of the mean gradient: squares are summed parameter by parameter, in the order of names.
-    fn gradient_norm(&self, reduction: Reduction, tokens: u64) -> Result<f64, StageError> {
-        let mut squares = BTreeMap::new();
-        for stage in &self.stages {
-            squares.extend(stage.prepare(reduction)?.sums_of_squares);
-        }
-        Ok(squares.values().sum::<f64>().sqrt() / tokens as f64)
+        squares.extend(settle_shared(&mut all, reduction)?);
+        Ok(squares.values().sum())
     }
 
     /// Goes on from a checkpoint, however that was cut; refused, it leaves everything as it was.

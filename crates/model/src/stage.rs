@@ -7,8 +7,9 @@
 //! The life of a step in a stage: `forward` and `backward` for every microbatch; each `backward` leaves a
 //! [`Pending`] gradient, which enters its lot by `fold`, once, or is thrown away; lots that have all their
 //! microbatches are *sealed*; sealed sums are read, reduced outside in the fixed tree, and written back in a
-//! numbered attempt ([`Reduction`]); parameters used in several places are added up by `contribute` and `settle`;
-//! `prepare` tells the sums of squares; `apply` carries out the commit. Nothing changes a weight before.
+//! numbered attempt ([`Reduction`]); `prepare` tells the sums of squares; the gradients of parameters that are used in
+//! several places are read by `uses`, added up outside, and taken by `settle`; `apply` carries out the commit. Nothing
+//! changes a weight before.
 //!
 //! Work of a step is kept apart from that of the next, so that a reduction can go on while the next step computes.
 
@@ -171,8 +172,23 @@ pub struct Reduction {
 pub struct Prepared {
     /// BLAKE3 of the reduced gradient: replicas must agree on it.
     pub gradient_hash: [u8; 32],
-    /// Σ g² in f64 of each parameter that this stage counts; a shared one is counted by its first stage.
+    /// Σ g² in f64 of each parameter that is used once; of the others [`Stage::settle`] tells it.
     pub sums_of_squares: BTreeMap<String, f64>,
+}
+
+/// A parameter that has more than one use in the whole model, and one of them in this stage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shared {
+    /// Its name.
+    pub name: String,
+    /// Its elements.
+    pub elements: usize,
+    /// Its uses in the whole model.
+    pub uses: usize,
+    /// Whether other stages use it too.
+    pub elsewhere: bool,
+    /// Whether this stage has the model's first use: it counts it in the norm, and stores it.
+    pub first: bool,
 }
 
 /// The end of a step, the same for every stage and replica.
@@ -246,18 +262,13 @@ pub trait Stage: Send {
     fn begin_reduce(&mut self, reduction: Reduction) -> Result<(), StageError>;
     /// Writes a piece of the reduced gradient.
     fn write_reduced(&mut self, reduction: Reduction, start: usize, bytes: &[u8]) -> Result<(), StageError>;
-    /// Names of parameters that have more than one use in the whole model, and one of them here.
-    fn shared(&self) -> Vec<String>;
-    /// Adds this stage's uses of a shared parameter, in order, to what the stages before it contributed.
-    fn contribute(
-        &self,
-        reduction: Reduction,
-        name: &str,
-        before: Option<&[u8]>,
-    ) -> Result<Vec<u8>, StageError>;
-    /// Takes the sum over all uses of a shared parameter.
-    fn settle(&mut self, reduction: Reduction, name: &str, total: &[u8]) -> Result<(), StageError>;
-    /// What the coordinator must know before it commits.
+    /// The parameters that have more than one use in the whole model, and one of them here.
+    fn shared(&self) -> Vec<Shared>;
+    /// The reduced gradients of this stage's uses of a shared parameter, one after another.
+    fn uses(&self, reduction: Reduction, name: &str) -> Result<Vec<u8>, StageError>;
+    /// Takes the sum over all uses of a shared parameter; tells Σ g² in f64 if this stage counts it.
+    fn settle(&mut self, reduction: Reduction, name: &str, total: &[u8]) -> Result<Option<f64>, StageError>;
+    /// What the coordinator must know before it commits, of the gradient as it was reduced.
     fn prepare(&self, reduction: Reduction) -> Result<Prepared, StageError>;
     /// Carries out a commit, once: applying it again changes nothing. Drops all work of its step and earlier ones.
     fn apply(&mut self, commit: &Commit) -> Result<u64, StageError>;

@@ -208,9 +208,9 @@ fn updates_are_pytorchs() {
                 let reduction = Reduction { step, attempt: 0 };
                 stage.begin_reduce(reduction).unwrap();
                 stage.write_reduced(reduction, 0, &gradient).unwrap();
-                settle_shared(&mut [vec![&mut stage]], reduction).unwrap();
-                let squares: f64 = stage.prepare(reduction).unwrap().sums_of_squares.values().sum();
-                let norm = squares.sqrt() / golden.tokens_counted as f64;
+                let mut squares = settle_shared(&mut [vec![&mut stage]], reduction).unwrap();
+                squares.extend(stage.prepare(reduction).unwrap().sums_of_squares);
+                let norm = squares.values().sum::<f64>().sqrt() / golden.tokens_counted as f64;
                 let update = optimiser.update(step, updated.steps, step, golden.tokens_counted, norm);
                 stage.apply(&Commit { step, version: step, update: Some(update) }).unwrap();
             }

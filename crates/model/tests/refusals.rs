@@ -9,6 +9,7 @@ use starling_model::engine::{Dtype, Shape};
 use starling_model::local::LocalStage;
 use starling_model::lots::{Lots, Node};
 use starling_model::optimiser::{OptimiserConfig, Update};
+use starling_model::reduce::settle_shared;
 use starling_model::stage::{
     Commit, Folded, Hidden, Input, Keep, Meta, Microbatch, Output, Pending, Reduction, Stage, StageError,
     State, Want,
@@ -173,8 +174,7 @@ fn a_commit_is_applied_once_and_only_with_a_whole_gradient() {
     // The embedding is used twice, and the sum over its uses has not arrived.
     assert!(matches!(refusal(stage.apply(&commit)), StageError::Incomplete { .. }));
     assert_eq!(stage.weight_hashes(), before);
-    let total = stage.contribute(reduction, "wte.weight", None).unwrap();
-    stage.settle(reduction, "wte.weight", &total).unwrap();
+    settle_shared(&mut [vec![&mut stage]], reduction).unwrap();
     assert_eq!(stage.apply(&commit).unwrap(), 1);
     let after = stage.weight_hashes();
     assert_ne!(after, before);
@@ -240,7 +240,7 @@ fn pieces_outside_a_vector_are_refused() {
         refusal(stage.read_sum(0, Node { level: 200, index: u32::MAX }, 0..1)),
         StageError::Node(_)
     ));
-    assert!(matches!(refusal(stage.contribute(reduction, "ln_f.weight", None)), StageError::Unknown(_)));
+    assert!(matches!(refusal(stage.uses(reduction, "ln_f.weight")), StageError::Unknown(_)));
 }
 
 #[test]

@@ -184,8 +184,7 @@ impl Swarm {
         }
         let mut all: Vec<Vec<&mut dyn Stage>> =
             self.stages.iter_mut().map(|rs| rs.iter_mut().map(|r| r as &mut dyn Stage).collect()).collect();
-        settle_shared(&mut all, reduction).unwrap();
-        let mut squares = std::collections::BTreeMap::new();
+        let mut squares = settle_shared(&mut all, reduction).unwrap();
         for replicas in &all {
             let prepared = replicas[0].prepare(reduction).unwrap();
             assert!(replicas.iter().all(|replica| replica.prepare(reduction).unwrap() == prepared));

@@ -1,12 +1,14 @@
 //! What every node of a run must know of it. The coordinator makes it; who joins is told.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use starling_model::config::Architecture;
 use starling_model::engine::Dtype;
-use starling_model::pipeline::{self, BuildError};
+use starling_model::pipeline::{self, BuildError, StagePlan};
 use starling_model::run::{self, Definition, Precision, Run};
-use starling_swarm::ids::{RunId, Step};
+use starling_swarm::ids::{RunId, StageId, Step};
 use starling_swarm::lots::Lots;
 use starling_swarm::spec::{Reduce, Spec, Sync, Tuning};
 
@@ -28,10 +30,6 @@ impl Charter {
     pub fn new(run: Run, definition: Definition, peers: usize) -> Result<Charter, CharterError> {
         let (architecture, rule) = (run.model.architecture(definition.vocabulary), run.optimiser.rule());
         let stages = pipeline::plan(&architecture, rule, &run.train)?;
-        let parameters: u128 = stages.iter().map(|stage| u128::from(stage.parameters)).sum();
-        if parameters > architecture.elements() {
-            return Err(CharterError::Shared);
-        }
         let operations = stages.iter().map(|stage| stage.forward_operations as f64);
         let mean = operations.clone().sum::<f64>() / stages.len() as f64;
         let element = match run.train.precision {
@@ -53,6 +51,7 @@ impl Charter {
             steps: Step(run.train.steps),
             checkpoint_every: run.checkpoint.every,
             elements: stages.iter().map(|stage| stage.gradient).collect(),
+            shared: shared_sets(&architecture, &stages),
             state_bytes: largest * element * (1 + rule.moments() as u64),
             memory_bytes: match run.train.device.is_emulated() {
                 true => 0,
@@ -88,6 +87,19 @@ impl Charter {
     }
 }
 
+/// The sets of stages that use the same parameters.
+fn shared_sets(architecture: &Architecture, stages: &[StagePlan]) -> Vec<Vec<StageId>> {
+    let mut users: BTreeMap<String, BTreeSet<StageId>> = BTreeMap::new();
+    for (stage, number) in stages.iter().zip(0..) {
+        for parameter in stage.units.iter().flat_map(|&unit| architecture.parameters(unit)) {
+            users.entry(parameter.name).or_default().insert(StageId(number));
+        }
+    }
+    let several: BTreeSet<BTreeSet<StageId>> =
+        users.into_values().filter(|stages| stages.len() > 1).collect();
+    several.into_iter().map(|stages| stages.into_iter().collect()).collect()
+}
+
 fn identity(definition: &Definition) -> [u8; 32] {
     blake3::Hash::from_hex(definition.identity()).map_or([0; 32], |hash| *hash.as_bytes())
 }
@@ -100,12 +112,6 @@ fn run_id(definition: &Definition) -> RunId {
 /// Why a run cannot be trained by a swarm.
 #[derive(Debug, thiserror::Error)]
 pub enum CharterError {
-    /// Parameters are used by several stages.
-    #[error(
-        "the model shares parameters between stages, which a swarm cannot train yet; \
-         set model.tied = false, or train.stages = 1"
-    )]
-    Shared,
     /// There are no such stages.
     #[error(transparent)]
     Build(#[from] BuildError),

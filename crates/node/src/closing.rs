@@ -18,7 +18,9 @@ pub fn conclude(
 ) -> Result<(StepReport, Option<Vec<u8>>), BadSummary> {
     let summaries: Vec<Summary> =
         summaries.iter().map(|summary| postcard::from_bytes(summary)).collect::<Result<_, _>>()?;
-    let loss = summaries.last().map(|summary| summary.loss).unwrap_or_default();
+    // The last stage tells it; after the stages' summaries come those of what they share.
+    let last = run.train.stages.saturating_sub(1);
+    let loss = summaries.get(last).map(|summary| summary.loss).unwrap_or_default();
     // As in the one-process loop: parameter by parameter, in the order of names.
     let squares: BTreeMap<String, f64> = summaries.into_iter().flat_map(|s| s.sums_of_squares).collect();
     let norm = squares.values().sum::<f64>().sqrt() / loss.tokens as f64;

@@ -2,7 +2,7 @@
 //!
 //! The machine knows tensors only as handles; [`Tensors`] holds what they stand for.
 //!
-//! Only `step` sync so far, and parameters that are used in one stage only.
+//! Only `step` sync so far.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use starling_model::checkpoint::{Part, RestoreError, SaveError};
 use starling_model::lots::{self, Node};
 use starling_model::pipeline::BuildError;
-use starling_model::reduce::add_bytes;
+use starling_model::reduce::{add_bytes, sum_of_uses};
 use starling_model::stage::{
-    self, Hidden, Input as StageInput, Keep, Loss, Output, Pending, Reduction, Stage, StageError, State,
-    Ticket,
+    self, Hidden, Input as StageInput, Keep, Loss, Output, Pending, Prepared, Reduction, Shared, Stage,
+    StageError, State, Ticket,
 };
 use starling_swarm::ids::*;
 use starling_swarm::lots::{Lots, TreeNode};
@@ -37,6 +37,12 @@ pub struct Summary {
     pub sums_of_squares: BTreeMap<String, f64>,
     /// The step's loss; only the last stage has one.
     pub loss: Loss,
+}
+
+impl Summary {
+    fn to_bytes(&self) -> Result<Vec<u8>, HostError> {
+        postcard::to_stdvec(self).map_err(|_| HostError::Kind)
+    }
 }
 
 /// What comes of a command.
@@ -226,14 +232,27 @@ impl Host {
             Command::Prepare(number) => {
                 let (reducing, loss) = (self.reducing, self.reduced_loss);
                 let stage = self.held()?;
-                for name in stage.shared() {
-                    let total = stage.contribute(reducing, &name, None)?;
-                    stage.settle(reducing, &name, &total)?;
+                let Prepared { gradient_hash, mut sums_of_squares } = stage.prepare(reducing)?;
+                // What has all its uses here is nobody else's business.
+                for Shared { name, elements, .. } in stage.shared().into_iter().filter(|one| !one.elsewhere) {
+                    let total = sum_of_uses(stage.dtype(), elements, &[stage.uses(reducing, &name)?]);
+                    let square = stage.settle(reducing, &name, &total)?;
+                    sums_of_squares.extend(square.map(|square| (name, square)));
                 }
-                let prepared = stage.prepare(reducing)?;
-                let summary = Summary { sums_of_squares: prepared.sums_of_squares, loss };
-                let summary = postcard::to_stdvec(&summary).map_err(|_| HostError::Kind)?;
-                done.push(Done::Tell(Input::Prepared(number, prepared.gradient_hash, summary)));
+                let summary = Summary { sums_of_squares, loss }.to_bytes()?;
+                done.push(Done::Tell(Input::Prepared(number, gradient_hash, summary)));
+            }
+            Command::SendUses { to, fence, stage } => {
+                let uses = Arc::new(Tensor::Uses(self.uses()?));
+                let payload = Payload { handle: 0, bytes: uses.bytes() };
+                let (from, to) = (Address::Worker(self.me), Address::Worker(to));
+                let body = Body::Uses { stage, payload };
+                done.push(Done::Send(Envelope { protocol: PROTOCOL, from, to, fence, body }, Some(uses)));
+            }
+            Command::Settle(number, round, come) => {
+                let (digest, sums_of_squares) = self.settle(number.stage, come)?;
+                let summary = Summary { sums_of_squares, loss: Loss::default() }.to_bytes()?;
+                done.push(Done::Tell(Input::Settled(number, round, digest, summary)));
             }
             Command::Apply(of, commit) => {
                 let (step, version) = (commit.step.0, of.version.0 - 1);
@@ -270,7 +289,10 @@ impl Host {
                 if stage.version() != of.version.0 {
                     return Err(HostError::Gone);
                 }
-                done.push(Done::Save(of, Part::of(&**stage, &BTreeSet::new())?));
+                // A parameter that several stages use is stored once, by the first.
+                let shared = stage.shared().into_iter().filter(|one| !one.first);
+                let elsewhere: BTreeSet<String> = shared.map(|one| one.name).collect();
+                done.push(Done::Save(of, Part::of(&**stage, &elsewhere)?));
             }
         }
         Ok(())
@@ -531,6 +553,49 @@ impl Host {
         let payload = self.tensors.store(number.step, Arc::new(Tensor::Sums(sums)));
         done.push(Done::Tell(Input::Summed(number, part, payload)));
         Ok(())
+    }
+
+    /// What we have of the gradients of parameters that other stages use too.
+    fn uses(&mut self) -> Result<Vec<(String, Vec<u8>)>, HostError> {
+        let reducing = self.reducing;
+        let stage = self.held()?;
+        let shared = stage.shared().into_iter().filter(|one| one.elsewhere);
+        shared.map(|Shared { name, .. }| Ok((name.clone(), stage.uses(reducing, &name)?))).collect()
+    }
+
+    /// Adds them up over stages, in their order; the hash of the sums, and Σ g² of those that we count.
+    fn settle(
+        &mut self,
+        own: StageId,
+        come: Vec<(StageId, Payload)>,
+    ) -> Result<(Digest, BTreeMap<String, f64>), HostError> {
+        let mut by_stage = BTreeMap::from([(own, Arc::new(Tensor::Uses(self.uses()?)))]);
+        for (stage, payload) in come {
+            by_stage.insert(stage, self.tensors.get(payload).ok_or(HostError::Gone)?);
+        }
+        let reducing = self.reducing;
+        let stage = self.held()?;
+        let (dtype, mut hasher, mut squares) = (stage.dtype(), blake3::Hasher::new(), BTreeMap::new());
+        for shared in stage.shared().into_iter().filter(|one| one.elsewhere) {
+            let Shared { name, elements, uses: all, .. } = shared;
+            let mut uses: Vec<&[u8]> = Vec::new();
+            for tensor in by_stage.values() {
+                let Tensor::Uses(of_stage) = &**tensor else { return Err(HostError::Kind) };
+                uses.extend(of_stage.iter().filter(|(of, _)| *of == name).map(|(_, bytes)| bytes.as_slice()));
+            }
+            let length = elements * dtype.size();
+            // Each use of the whole model once.
+            if uses.iter().any(|bytes| bytes.len() % length != 0)
+                || uses.iter().map(|bytes| bytes.len() / length).sum::<usize>() != all
+            {
+                return Err(HostError::Kind);
+            }
+            let total = sum_of_uses(dtype, elements, &uses);
+            hasher.update(&total);
+            let square = stage.settle(reducing, &name, &total)?;
+            squares.extend(square.map(|square| (name, square)));
+        }
+        Ok((*hasher.finalize().as_bytes(), squares))
     }
 
     fn load(&mut self, of: StateOf, from: LoadFrom) -> Result<(), HostError> {

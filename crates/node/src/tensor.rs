@@ -19,6 +19,8 @@ pub enum Tensor {
     Sums(Vec<Sum>),
     /// A stage's state: its vectors, the weights first.
     State(Vec<Vec<u8>>),
+    /// The reduced gradients of a stage's uses of what it shares with others, by name.
+    Uses(Vec<(String, Vec<u8>)>),
 }
 
 /// The sum of a part of the gradient over some lots, and their loss.
@@ -43,6 +45,8 @@ pub enum TensorHead {
     Sums(Vec<(u64, Loss)>),
     /// A state: the bytes of each of its vectors.
     State(Vec<u64>),
+    /// Uses of shared parameters: name and bytes of each.
+    Uses(Vec<(String, u64)>),
 }
 
 /// The shape of hidden states.
@@ -71,6 +75,7 @@ impl Tensor {
             }
             Tensor::Sums(sums) => sums.iter().map(|sum| sum.bytes.len()).sum(),
             Tensor::State(vectors) => vectors.iter().map(Vec::len).sum(),
+            Tensor::Uses(uses) => uses.iter().map(|(_, bytes)| bytes.len()).sum(),
         };
         bytes as u64
     }
@@ -93,6 +98,10 @@ impl Tensor {
             Tensor::State(vectors) => {
                 let head = vectors.iter().map(|vector| vector.len() as u64).collect();
                 (TensorHead::State(head), self.segments(vectors.len()))
+            }
+            Tensor::Uses(uses) => {
+                let head = uses.iter().map(|(name, bytes)| (name.clone(), bytes.len() as u64)).collect();
+                (TensorHead::Uses(head), self.segments(uses.len()))
             }
         }
     }
@@ -128,6 +137,11 @@ impl Tensor {
                 let mut pieces = Pieces(body);
                 Tensor::State(lengths.into_iter().map(|length| pieces.next(length)).collect())
             }
+            TensorHead::Uses(uses) => {
+                exactly(sum(&mut uses.iter().map(|(_, length)| *length)))?;
+                let mut pieces = Pieces(body);
+                Tensor::Uses(uses.into_iter().map(|(name, length)| (name, pieces.next(length))).collect())
+            }
         })
     }
 
@@ -146,6 +160,7 @@ impl AsRef<[u8]> for Segment {
             Tensor::Activation(StageInput::Hidden(hidden), _) | Tensor::Gradient(hidden) => &hidden.bytes,
             Tensor::Sums(sums) => sums.get(self.1).map_or(&[], |sum| &sum.bytes),
             Tensor::State(vectors) => vectors.get(self.1).map_or(&[], |vector| vector),
+            Tensor::Uses(uses) => uses.get(self.1).map_or(&[], |(_, bytes)| bytes),
         }
     }
 }

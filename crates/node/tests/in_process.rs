@@ -11,6 +11,7 @@ use starling_model::optimiser::OptimiserConfig;
 use starling_model::reference::Reference;
 use starling_model::run::{Run, TrainConfig};
 use starling_model::{batch, pipeline};
+use starling_node::charter::Charter;
 use starling_node::closing::conclude;
 use starling_node::host::{Build, Done, Fetch, Host};
 use starling_node::tensor::Tensor;
@@ -102,6 +103,7 @@ impl Swarm {
             Arc::new(move |stage| pipeline::build_stage(&architecture, rule, &train, seed, stage.0.into()));
         let lots = run.train.lots();
         let stages = run.train.stages as u16;
+        let charter = Charter::new(run.clone(), run.definition(vocabulary, String::new()), 1).unwrap();
         let spec = Spec {
             run: RunId(1),
             stages,
@@ -112,6 +114,7 @@ impl Swarm {
             steps: Step(run.train.steps),
             checkpoint_every: 2,
             elements: (0..stages).map(|stage| build(StageId(stage)).unwrap().gradient_len() as u64).collect(),
+            shared: charter.spec.shared,
             state_bytes: 1,
             memory_bytes: 1,
             tuning: Tuning { quorum: peers as usize, ..Tuning::default() },
@@ -302,6 +305,31 @@ fn whoever_is_killed_the_weights_are_those_of_one_process() {
         assert!(swarm.compared >= swarm.run.train.steps * 3);
         let most = swarm.workers.values().map(|(_, host)| host.tensors().count()).max();
         assert!(most < Some(200), "tensors of closed steps are dropped: {most:?}");
+    }
+}
+
+/// The embedding is the head's too, and blocks share their weights in pairs, which the cuts go through.
+#[test]
+fn parameters_that_several_stages_use_are_summed_over_all_of_them_whoever_is_killed() {
+    for share_every in [1, 2, 3] {
+        let mut run = run();
+        run.model = ModelConfig { tied: true, share_every, ..run.model };
+        let mut swarm = Swarm::new(run, Reduce::Exact, 6);
+        assert!(swarm.spec.shared.contains(&vec![StageId(0), StageId(2)]), "{:?}", swarm.spec.shared);
+        assert_eq!(share_every == 3, swarm.spec.shared.len() > 1, "{:?}", swarm.spec.shared);
+        let mut kills = 0;
+        swarm.train(|swarm, turn| {
+            let victim = PeerId(turn as u32 / 61 % 6);
+            let stage = swarm.workers.get(&victim).and_then(|(worker, _)| worker.stage());
+            let holders =
+                swarm.workers.values().filter(|(worker, _)| worker.is_active() && worker.stage() == stage);
+            if turn % 61 == 60 && kills < 20 && holders.count() > 1 {
+                swarm.kill(victim);
+                kills += 1;
+            }
+        });
+        assert!(kills > 5, "{kills}");
+        assert!(swarm.compared >= swarm.run.train.steps * 3);
     }
 }
 

@@ -25,6 +25,8 @@ pub struct Host {
     lots: BTreeMap<LotOf, Terms>,
     reducing: Step,
     reduced: Vec<Option<u64>>,
+    /// The sum over stages of what they share.
+    total: Option<u64>,
     /// What was read last, and under which handle it is kept; void as soon as a lot changes.
     last_read: Option<(Vec<TreeNode>, u64)>,
 }
@@ -88,6 +90,7 @@ impl Host {
             lots: BTreeMap::new(),
             reducing: Step(0),
             reduced: Vec::new(),
+            total: None,
             last_read: None,
         }
     }
@@ -198,6 +201,7 @@ impl Host {
         self.reducing = step;
         self.last_read = None;
         self.reduced = vec![None; self.toy.elements as usize];
+        self.total = None;
     }
 
     /// The sums at some nodes of the step that is reduced.
@@ -280,6 +284,19 @@ impl Host {
         reduced.map(|reduced| self.toy.digest(&reduced))
     }
 
+    /// What we have of the gradient of what stages share, if the reduced gradient is whole.
+    pub fn uses(&self) -> Option<u64> {
+        self.prepare().map(|digest| self.toy.uses(digest))
+    }
+
+    /// Adds it up over stages: what came from the others, and our own.
+    pub fn settle(&mut self, come: &[(StageId, u64)]) -> Option<u64> {
+        let own = (self.stage, self.uses()?);
+        let all: BTreeMap<StageId, u64> = come.iter().copied().chain([own]).collect();
+        self.total = Some(self.toy.total(all.into_values()));
+        self.total
+    }
+
     /// Applies a commit.
     pub fn apply(&mut self, commit: &Commit) {
         if commit.skipped {
@@ -288,6 +305,7 @@ impl Host {
             return self.reduced.clear();
         }
         let digest = self.prepare().unwrap_or_default();
+        let digest = self.toy.with_total(self.stage, digest, self.total.take().unwrap_or_default());
         let constants = commit.constants.as_slice().try_into().map_or(0, u64::from_le_bytes);
         let (_, weights) = self.newest();
         self.catch_up(commit.step.next(), self.toy.apply(weights, digest, constants));

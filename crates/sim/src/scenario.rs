@@ -104,6 +104,7 @@ impl Scenario {
             steps: Step(5),
             checkpoint_every: 2,
             elements: vec![8],
+            shared: Vec::new(),
             state_bytes: 3_000_000,
             memory_bytes: 1,
             tuning,
@@ -125,11 +126,18 @@ impl Scenario {
         }
     }
 
+    /// The first stage and the last use the same parameters from now on, if they are two.
+    pub fn share(&mut self) {
+        let ends = vec![StageId(0), StageId(self.spec.stages.saturating_sub(1))];
+        self.spec.shared = if self.spec.stages > 1 { vec![ends] } else { Vec::new() };
+    }
+
     /// The arithmetic of this run.
     pub fn toy(&self) -> Toy {
         let Spec { stages, lots, sync, reduce, .. } = self.spec;
         let elements = self.spec.elements(StageId(0));
-        Toy { seed: self.seed, stages, lots, sync, reduce, elements, poison: self.poison }
+        let shares = !self.spec.shared.is_empty();
+        Toy { seed: self.seed, stages, lots, sync, reduce, elements, shares, poison: self.poison }
     }
 
     /// When the last fault is over.

@@ -34,6 +34,8 @@ pub struct Toy {
     pub reduce: Reduce,
     /// Elements of a stage's gradient.
     pub elements: u64,
+    /// Whether the first stage and the last share parameters.
+    pub shares: bool,
     /// A microbatch of which the loss is not finite.
     pub poison: Option<(Step, Microbatch)>,
 }
@@ -106,6 +108,26 @@ impl Toy {
         reduced.iter().fold(7, |hash, &element| mix2(hash, element))
     }
 
+    /// Whether a stage shares parameters with others.
+    pub fn is_shared(&self, stage: StageId) -> bool {
+        self.shares && self.stages > 1 && (stage.0 == 0 || stage.0 + 1 == self.stages)
+    }
+
+    /// What a stage has of the gradient of what it shares.
+    pub fn uses(&self, digest: u64) -> u64 {
+        mix2(digest, 0x5ba)
+    }
+
+    /// The sum of that over stages, given in their order.
+    pub fn total(&self, uses: impl IntoIterator<Item = u64>) -> u64 {
+        uses.into_iter().fold(5, mix2)
+    }
+
+    /// All that a stage's update depends on: its own gradient, and the sum of what it shares.
+    pub fn with_total(&self, stage: StageId, digest: u64, total: u64) -> u64 {
+        if self.is_shared(stage) { mix2(digest, total) } else { digest }
+    }
+
     /// A commit's constants from the stages' digests.
     pub fn constants(&self, step: Step, digests: impl IntoIterator<Item = u64>) -> u64 {
         digests.into_iter().fold(step.0, mix2)
@@ -121,6 +143,13 @@ impl Toy {
     pub fn apply(&self, weights: u64, digest: u64, constants: u64) -> u64 {
         mix(mix2(mix2(weights, digest), constants))
     }
+}
+
+/// A hash as a digest, and as a summary.
+pub fn told(hash: u64) -> (Digest, Vec<u8>) {
+    let mut digest = [0; 32];
+    digest[..8].copy_from_slice(&hash.to_le_bytes());
+    (digest, hash.to_le_bytes().to_vec())
 }
 
 /// The one-process result, computed as far as it is asked for.
@@ -177,9 +206,16 @@ impl Reference {
             }
         }
         let digests: Vec<u64> = terms.iter().map(|terms| toy.digest(&self.reduce(terms))).collect();
-        let constants = toy.constants(step, digests.iter().copied());
-        let constants = toy.amended(constants, self.journal.amendment(step));
-        let next = newest.iter().zip(&digests).map(|(&w, &d)| toy.apply(w, d, constants)).collect();
+        let stages = || (0..toy.stages).map(StageId).zip(&digests);
+        let sharing = || stages().filter(|(stage, _)| toy.is_shared(*stage));
+        let total = toy.total(sharing().map(|(_, &digest)| toy.uses(digest)));
+        // Every stage that shares tells of the sum.
+        let told = digests.iter().copied().chain(sharing().map(|_| total));
+        let constants = toy.amended(toy.constants(step, told), self.journal.amendment(step));
+        let apply = |(&weights, (stage, &digest))| {
+            toy.apply(weights, toy.with_total(stage, digest, total), constants)
+        };
+        let next = newest.iter().zip(stages()).map(apply).collect();
         self.versions.push(next);
     }
 

@@ -6,7 +6,8 @@ use starling_sim::scenario::{Sabotage, Scenario};
 use starling_swarm::ids::{PeerId, Step};
 
 /// Seeds that once failed, with what they found.
-const ONCE_FAILED: [u64; 27] = [
+const ONCE_FAILED: [u64; 28] = [
+    1_008_480, // A peer that came back within a step was asked to share a sum that it did not have.
     2,         // A verdict was lost, and the reduction that named the lot was refused for ever.
     25,        // A joiner was told to make version 1 from the seed.
     317,       // Nobody complained of a member that could not be reached.

@@ -15,6 +15,7 @@ mod members;
 mod moving;
 pub mod overview;
 mod placing;
+mod sharing;
 mod why;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -32,6 +33,7 @@ use crate::time::{Span, Time};
 use ending::Life;
 use leasing::OpenStep;
 use members::{DriverMember, Member};
+use sharing::Sharing;
 
 /// What goes into a coordinator.
 #[derive(Clone, Debug, PartialEq)]
@@ -101,6 +103,8 @@ pub struct Coordinator {
     /// How far each stage is with the oldest.
     lives: Vec<Life>,
     closing: Closing,
+    /// The last round of adding up what stages share.
+    sharing: Sharing,
     conclusions: u64,
     next_lease: u64,
     verdicts: u64,
@@ -130,6 +134,8 @@ pub struct Coordinator {
 enum Closing {
     /// Stages are at work.
     No,
+    /// All stages are prepared; those that share parameters add those up.
+    Sharing,
     /// The host makes the constants.
     Concluding,
     /// A record that ends the step, or the epoch, is on its way to the journal.
@@ -152,6 +158,7 @@ impl Coordinator {
             steps: OpenStep::all(&spec),
             lives: vec![Life::default(); stages],
             closing: Closing::Journaling,
+            sharing: Sharing::default(),
             conclusions: 0,
             appended: BTreeMap::new(),
             next_record: records,
@@ -281,6 +288,9 @@ impl Coordinator {
             Body::Stuck { stage, on, certain } => self.on_stuck(peer, fence, stage, on, certain, out),
             Body::Prepared { stage, digest, summary } => {
                 self.on_prepared(peer, fence, stage, digest, summary, out)
+            }
+            Body::Settled { stage, digest, summary } => {
+                self.on_settled(peer, fence, stage, digest, summary, out)
             }
             Body::Saved { stage, version } => self.on_saved(fence, stage, version, out),
             _ => self.refusals.count(Refusal::Malformed),

@@ -274,7 +274,10 @@ impl Driver {
         let wiring = &mut self.wirings[stage.0 as usize];
         if let Some(computed) = computed {
             if (flight.stage, flight.pass) == (stage, pass) {
-                self.responses.entry((stage, pass)).or_default().observe(now.since(flight.since));
+                // An answer that comes late, after a stop or a cut, teaches no more than its deadline: otherwise one
+                // of them would make every deadline as long.
+                let most = flight.deadline.since(flight.since);
+                self.responses.entry((stage, pass)).or_default().observe(now.since(flight.since).min(most));
             }
             wiring.observe(hop.peer, pass, computed);
         }

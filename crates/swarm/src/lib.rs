@@ -42,7 +42,8 @@
 //! let spec = Spec {
 //!     run: RunId(1), stages: 2, lots: Lots { microbatches: 8, lots: 4 }, sync: Sync::Step, reduce: Reduce::Exact,
 //!     steps: Step(10), checkpoint_every: 5,
-//!     costs: Vec::new(), elements: vec![1000], state_bytes: 12_000, memory_bytes: 0, tuning: Tuning::default(),
+//!     costs: Vec::new(), elements: vec![1000], shared: Vec::new(), state_bytes: 12_000, memory_bytes: 0,
+//!     tuning: Tuning::default(),
 //! };
 //! let mut commands = Vec::new();
 //! let coordinator = Coordinator::new(spec, JournalState::default(), 0, Time(0), &mut commands);

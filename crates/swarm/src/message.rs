@@ -226,6 +226,33 @@ pub enum Body {
         /// What the commit's constants are made of.
         summary: Vec<u8>,
     },
+    /// Coordinator → members of stages that share parameters, once all stages are prepared: fetch what the other
+    /// stages have of those parameters' gradients, and add it up. The fence carries the round.
+    Share {
+        /// For every other stage who can be asked, the nearest first.
+        sources: Vec<(StageId, Vec<PeerId>)>,
+    },
+    /// Worker → a member of another stage: your uses of what we share, please.
+    UsesRequest {
+        /// Of which stage.
+        stage: StageId,
+    },
+    /// Its answer: the reduced gradient of each of its uses.
+    Uses {
+        /// Of which stage.
+        stage: StageId,
+        /// The gradients.
+        payload: Payload,
+    },
+    /// Member → coordinator: I have the sums over all stages of what we share.
+    Settled {
+        /// Of which stage.
+        stage: StageId,
+        /// Their hash.
+        digest: Digest,
+        /// What the commit's constants are made of.
+        summary: Vec<u8>,
+    },
     /// Coordinator → worker: the step is closed.
     Commit(Arc<Commit>),
     /// Coordinator → worker: save the state of the fence's version, which is the run's last.
@@ -292,6 +319,8 @@ pub struct WorkerStatus {
     pub fetching: bool,
     /// The latest reduction that it takes part in, of the fence's step.
     pub reducing: Option<Attempt>,
+    /// The latest round of sharing that it takes part in, of the same.
+    pub sharing: Option<Attempt>,
     /// The last commit that it knows, for a coordinator whose journal may be behind.
     pub last_commit: Option<Arc<Commit>>,
     /// Under a new term, until it was answered: all seals that it holds, so that the ledger can be rebuilt.
@@ -557,7 +586,13 @@ impl Envelope {
                 at_most("lots", lots.len(), MAX_LOTS as usize)
             }
             Body::Contribution { nodes, .. } => at_most("nodes", nodes.len(), MAX_LOTS as usize),
-            Body::Prepared { summary, .. } => at_most("summary bytes", summary.len(), MAX_SUMMARY_BYTES),
+            Body::Share { sources } => {
+                at_most("stages", sources.len(), MAX_STAGES)?;
+                at_most("sources", sources.iter().map(|(_, peers)| peers.len()).sum(), MAX_MEMBERS)
+            }
+            Body::Prepared { summary, .. } | Body::Settled { summary, .. } => {
+                at_most("summary bytes", summary.len(), MAX_SUMMARY_BYTES)
+            }
             Body::Commit(commit) => {
                 at_most("constants' bytes", commit.constants.len(), MAX_SUMMARY_BYTES)?;
                 at_most("stages", commit.digests.len(), MAX_STAGES)
@@ -576,7 +611,10 @@ impl Envelope {
                 Coordinator
             ) | (Body::Seals { .. } | Body::Lost { .. } | Body::Stuck { .. }, Worker(_), Coordinator)
                 | (
-                    Body::Prepared { .. } | Body::Saved { .. } | Body::NotFinite { .. },
+                    Body::Prepared { .. }
+                        | Body::Settled { .. }
+                        | Body::Saved { .. }
+                        | Body::NotFinite { .. },
                     Worker(_),
                     Coordinator
                 )
@@ -584,13 +622,15 @@ impl Envelope {
                 | (Body::Welcome { .. } | Body::Stranger { .. }, Coordinator, Worker(_) | Driver(_))
                 | (Body::Unfit { .. } | Body::Assign(_), Coordinator, Worker(_))
                 | (Body::Activate | Body::Verdict { .. }, Coordinator, Worker(_))
-                | (Body::Reduce { .. } | Body::Commit(_) | Body::Save, Coordinator, Worker(_))
+                | (Body::Reduce { .. } | Body::Share { .. }, Coordinator, Worker(_))
+                | (Body::Commit(_) | Body::Save, Coordinator, Worker(_))
                 | (Body::View(_) | Body::Lease(_) | Body::LeaseEnd { .. }, Coordinator, Driver(_))
                 | (Body::Begin(..) | Body::Onward(_) | Body::Revoke { .. }, Driver(_), Worker(_))
                 | (Body::Progress(_) | Body::Declined(_), Worker(_), Driver(_))
                 | (Body::Activation(..) | Body::Gradient(..), Worker(_), Worker(_))
                 | (Body::StateRequest { .. } | Body::State { .. }, Worker(_), Worker(_))
                 | (Body::Contribution { .. } | Body::Reduced { .. }, Worker(_), Worker(_))
+                | (Body::UsesRequest { .. } | Body::Uses { .. }, Worker(_), Worker(_))
         )
     }
 
@@ -598,7 +638,7 @@ impl Envelope {
     pub fn urgency(&self) -> Urgency {
         match &self.body {
             Body::Begin(..) | Body::Activation(..) | Body::Gradient(..) => Urgency::Work,
-            Body::Contribution { .. } | Body::Reduced { .. } => Urgency::Sum,
+            Body::Contribution { .. } | Body::Reduced { .. } | Body::Uses { .. } => Urgency::Sum,
             Body::State { .. } => Urgency::State,
             _ => Urgency::Control,
         }
@@ -617,7 +657,8 @@ impl Envelope {
             | Body::Gradient(_, payload)
             | Body::State { payload, .. }
             | Body::Contribution { payload, .. }
-            | Body::Reduced { payload, .. } => Some(payload),
+            | Body::Reduced { payload, .. }
+            | Body::Uses { payload, .. } => Some(payload),
             _ => None,
         }
     }
@@ -630,7 +671,8 @@ impl Envelope {
             | Body::Gradient(_, payload)
             | Body::State { payload, .. }
             | Body::Contribution { payload, .. }
-            | Body::Reduced { payload, .. } => Some(payload),
+            | Body::Reduced { payload, .. }
+            | Body::Uses { payload, .. } => Some(payload),
             _ => None,
         }
     }

@@ -1,5 +1,7 @@
 //! What all machines of a run know of it, and the few numbers that tune them. Defaults live here, once.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{RunId, StageId, Step};
@@ -28,6 +30,9 @@ pub struct Spec {
     pub checkpoint_every: u64,
     /// Elements of the gradient of each stage; the last number also counts for stages of which none is said.
     pub elements: Vec<u64>,
+    /// Sets of stages that use the same parameters: what each of a set has of their gradient is added up over all of
+    /// it, in the order of stages.
+    pub shared: Vec<Vec<StageId>>,
     /// Bytes of a stage's state: weights and moments.
     pub state_bytes: u64,
     /// Bytes that a peer must have to hold a stage.
@@ -46,6 +51,12 @@ impl Spec {
     /// Elements of the gradient of a stage.
     pub fn elements(&self, stage: StageId) -> u64 {
         self.elements.get(stage.0 as usize).or(self.elements.last()).copied().unwrap_or(0)
+    }
+
+    /// The other stages that use parameters of this one.
+    pub fn partners(&self, stage: StageId) -> BTreeSet<StageId> {
+        let sets = self.shared.iter().filter(|set| set.contains(&stage));
+        sets.flatten().copied().filter(|other| *other != stage && other.0 < self.stages).collect()
     }
 
     /// What a microbatch costs, of every stage.
@@ -145,8 +156,8 @@ pub struct Tuning {
 impl Default for Tuning {
     fn default() -> Tuning {
         Tuning {
-            beat: Span::s(1),
-            silence: Span::s(4),
+            beat: Span::ms(500),
+            silence: Span::ms(2500),
             slack: Span::ms(500),
             unknown: Span::s(10),
             pause: Span::s(30),

@@ -13,6 +13,7 @@ pub mod io;
 mod jobs;
 mod joining;
 pub mod reduction;
+mod sharing;
 mod update;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -130,6 +131,9 @@ impl Worker {
             Input::Failed(job) => self.on_failed(job, now, out),
             Input::Summed(number, part, payload) => self.on_summed(number, part, payload, out),
             Input::Prepared(number, digest, summary) => self.on_prepared(number, digest, summary, now, out),
+            Input::Settled(number, round, digest, summary) => {
+                self.on_settled(number, round, digest, summary, out);
+            }
             Input::Applied(of) => self.on_applied(of, now, out),
             Input::Loaded(of) => self.on_loaded(of, now, out),
             Input::LoadFailed(of) => self.on_load_failed(of),
@@ -145,7 +149,7 @@ impl Worker {
     pub fn next_wake(&self) -> Time {
         let patience = self.reduction.as_ref().filter(|reduction| reduction.prepared.is_none());
         let fetch = self.fetch.as_ref().and_then(|fetch| fetch.retry_at());
-        [patience.map(|reduction| reduction.patience), fetch]
+        [patience.map(|reduction| reduction.patience), fetch, self.next_sharing()]
             .into_iter()
             .flatten()
             .fold(self.next_beat, Time::min)
@@ -215,6 +219,8 @@ impl Worker {
             Body::Reduce { .. } => self.on_reduce(envelope, now, out),
             Body::Contribution { .. } => self.on_contribution(envelope, out),
             Body::Reduced { .. } => self.on_reduced(envelope, out),
+            Body::Share { .. } => self.on_share(envelope, now, out),
+            Body::UsesRequest { .. } | Body::Uses { .. } => self.on_uses_message(envelope, out),
             Body::Commit(commit) => self.on_commit(commit, out),
             _ => self.refusals.count(Refusal::Malformed),
         }
@@ -283,6 +289,7 @@ impl Worker {
         }
         self.check_patience(now, out);
         self.retry_fetch(now, out);
+        self.retry_sharing(now, out);
     }
 
     /// The beat says how we stand, and repeats what has not been answered.
@@ -298,6 +305,7 @@ impl Worker {
         self.send_seals(self.books.iter().flat_map(|(&step, book)| book.waiting(step)).collect(), out);
         self.send_not_finite(out);
         self.send_prepared(out);
+        self.send_settled(out);
         if self.leaving {
             self.tell_leaving(out);
         }
@@ -314,6 +322,7 @@ impl Worker {
             active: self.active,
             fetching: self.fetch.is_some(),
             reducing: self.reduction.as_ref().filter(|r| r.term == self.term).map(|r| r.attempt),
+            sharing: self.round(),
             last_commit: self.last_commit.clone(),
             report: self.unreported.then(|| self.seals()),
             queued: self.jobs.len() as u32,

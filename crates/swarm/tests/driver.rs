@@ -18,6 +18,7 @@ fn spec() -> Spec {
         steps: Step(4),
         checkpoint_every: 1,
         elements: vec![4],
+        shared: Vec::new(),
         state_bytes: 10,
         memory_bytes: 0,
         tuning: Tuning::default(),

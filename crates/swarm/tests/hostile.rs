@@ -24,6 +24,7 @@ fn spec(sync: Sync) -> Spec {
         steps: Step(4),
         checkpoint_every: 1,
         elements: vec![4],
+        shared: if sync == Sync::Step { vec![vec![StageId(0), StageId(1)]] } else { Vec::new() },
         state_bytes: 10,
         memory_bytes: 0,
         tuning: Tuning { jobs: 3, ahead: 4, leases: 2, in_flight: 3, ..Tuning::default() },
@@ -163,6 +164,10 @@ fn body() -> impl Strategy<Value = Body> {
         })),
         Just(Body::Activate),
         Just(Body::Save),
+        stage().prop_map(|stage| Body::Share { sources: vec![(stage, vec![PeerId(0), PeerId(1)])] }),
+        stage().prop_map(|stage| Body::UsesRequest { stage }),
+        stage().prop_map(|stage| Body::Uses { stage, payload: Payload::default() }),
+        stage().prop_map(|stage| Body::Settled { stage, digest: [0; 32], summary: Vec::new() }),
         stage().prop_map(|stage| Body::StateRequest { stage, have: Some(Step(9)) }),
         stage().prop_map(|stage| Body::State { stage, payload: Payload::default(), onto: None }),
         Just(Body::View(View { number: 1, stages: vec![Vec::new(), Vec::new()], drivers: vec![SiteId(0)] })),
@@ -240,7 +245,7 @@ proptest! {
         messages in prop::collection::vec(envelope(), 0..120),
     ) {
         let mut worker = Worker::new(PeerId(0), 7, capability(1.0), spec(sync), Time(0));
-        let (mut out, mut prepared) = (Vec::new(), false);
+        let (mut out, mut prepared, mut settled) = (Vec::new(), false, false);
         for (at, mut message) in messages.into_iter().enumerate() {
             message.to = Address::Worker(PeerId(0));
             let now = Time(at as u64 * 300_000);
@@ -258,7 +263,14 @@ proptest! {
                         prepared = true;
                         worker.handle(worker::Input::Prepared(number, [0; 32], vec![]), now, &mut out)
                     }
-                    worker::Command::Apply(..) => prop_assert!(prepared, "an update without a reduced gradient"),
+                    worker::Command::Settle(number, round, _) => {
+                        settled = true;
+                        worker.handle(worker::Input::Settled(number, round, [0; 32], vec![]), now, &mut out)
+                    }
+                    worker::Command::Apply(..) => {
+                        prop_assert!(prepared, "an update without a reduced gradient");
+                        prop_assert!(settled || sync != Sync::Step, "an update without what is shared");
+                    }
                     _ => {}
                 }
             }

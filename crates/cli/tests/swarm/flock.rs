@@ -11,10 +11,11 @@ use starling_node::status::Status;
 
 use crate::process::Place;
 
-/// Three stages, four lots, dropout and clipping: whatever is counted twice, dropped or added in another order shows.
+/// Three stages, the first and the last share their embedding, four lots, dropout and clipping: whatever is counted
+/// twice, dropped or added in another order shows.
 const RUN: &str = r#"
 seed = 5
-model = { context = 16, width = 16, layers = 4, heads = 2, dropout = 0.1, tied = false }
+model = { context = 16, width = 16, layers = 4, heads = 2, dropout = 0.1 }
 data = { synthetic = { documents = 200 } }
 optimiser = { lr = 1e-2, clip = 0.5, warmup_steps = 10, decay_steps = 400 }
 train = { steps = 1000000, batch = 14, microbatch = 2, lots = 4, stages = 3, threads = 1 }

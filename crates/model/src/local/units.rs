@@ -37,7 +37,7 @@ pub struct Uses {
     /// In this stage, in the order of units.
     pub slots: Vec<Span>,
     /// In the whole model.
-    total: usize,
+    pub total: usize,
     /// Whether this stage has the model's first use, and so counts it in the norm.
     pub counted: bool,
 }
@@ -46,6 +46,11 @@ impl Uses {
     /// Whether the whole model uses it more than once.
     pub fn is_shared(&self) -> bool {
         self.total > 1
+    }
+
+    /// Whether other stages use it too.
+    pub fn is_elsewhere(&self) -> bool {
+        self.total > self.slots.len()
     }
 }
 

@@ -55,6 +55,7 @@ impl Load {
             steps: Step(1 << 40),
             checkpoint_every: 0,
             elements: vec![1 << 16],
+            shared: Vec::new(),
             state_bytes: 1,
             memory_bytes: 1,
             tuning,

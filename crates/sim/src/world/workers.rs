@@ -13,7 +13,7 @@ use crate::host::{Host, Piece};
 use crate::invariants::Fact;
 use crate::rng::mix2;
 use crate::scenario::Sabotage;
-use crate::toy::Reference;
+use crate::toy::{Reference, told};
 use crate::world::{Event, World};
 
 /// What disks and checkpoint stores carry.
@@ -119,6 +119,25 @@ impl World {
                 self.observe(Fact::Reduced { stage, step, counted: piece.counted });
             }
             Command::Prepare(number) => self.prepare(peer, life, number),
+            Command::SendUses { to, fence, stage } => {
+                let Some(uses) = self.host(peer).uses() else { return };
+                let payload = Payload { handle: uses, bytes: self.scenario.sizes.gradient / 4 };
+                let (from, to) = (Address::Worker(peer), Address::Worker(to));
+                self.send(Envelope {
+                    protocol: PROTOCOL,
+                    from,
+                    to,
+                    fence,
+                    body: Body::Uses { stage, payload },
+                });
+            }
+            Command::Settle(number, round, come) => {
+                let come: Vec<(StageId, u64)> =
+                    come.iter().map(|(stage, payload)| (*stage, payload.handle)).collect();
+                let Some(total) = self.host(peer).settle(&come) else { return };
+                let (digest, summary) = told(total);
+                self.after(peer, life, 1_000, Input::Settled(number, round, digest, summary));
+            }
             Command::Apply(of, commit) => {
                 self.host(peer).apply(&commit);
                 self.state_fact(peer, life, of.epoch, of.version, true);
@@ -161,9 +180,7 @@ impl World {
 
     fn prepare(&mut self, peer: PeerId, life: u64, number: ReduceNo) {
         let Some(hash) = self.host(peer).prepare() else { return };
-        let mut digest = [0; 32];
-        digest[..8].copy_from_slice(&hash.to_le_bytes());
-        let summary = hash.to_le_bytes().to_vec();
+        let (digest, summary) = told(hash);
         if self.sabotaged(Sabotage::ApplyBeforeCommit, 2) {
             let (stage, step) = self.stage_and_step(peer);
             let weights = Reference::new(self.toy).weights(stage, step.next());

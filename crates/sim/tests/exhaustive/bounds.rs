@@ -25,6 +25,8 @@ pub(crate) struct Bounds {
     pub(crate) kinds: &'static [Kind],
     pub(crate) order: Order,
     pub(crate) start: Start,
+    /// Whether the first stage and the last share parameters.
+    pub(crate) shares: bool,
     pub(crate) sabotage: Option<Sabotage>,
     /// More states than this are not looked at, and the exploration is not complete.
     pub(crate) most_states: usize,

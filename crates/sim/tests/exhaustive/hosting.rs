@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use starling_sim::host::{Counted, Host, Piece};
+use starling_sim::toy::told;
 use starling_swarm::coordinator;
 use starling_swarm::driver;
 use starling_swarm::ids::*;
@@ -124,6 +125,19 @@ impl State {
                 }
             }
             Command::Prepare(number) => return self.prepare(index, number),
+            Command::SendUses { to, fence, stage } => {
+                let Some(handle) = self.host(index).uses() else { return Ok(()) };
+                let body = Body::Uses { stage, payload: Payload { handle, bytes: 1 } };
+                let (from, to) = (address(index), Address::Worker(to));
+                self.post(Envelope { protocol: PROTOCOL, from, to, fence, body });
+            }
+            Command::Settle(number, round, come) => {
+                let come: Vec<(StageId, u64)> =
+                    come.iter().map(|(stage, payload)| (*stage, payload.handle)).collect();
+                let Some(total) = self.host(index).settle(&come) else { return Ok(()) };
+                let (digest, summary) = told(total);
+                self.pend(index, Input::Settled(number, round, digest, summary));
+            }
             Command::Apply(of, commit) => return self.apply(index, of, commit),
             Command::CatchUp { of, payload, .. } => {
                 self.host(index).catch_up(of.version, payload.handle);
@@ -162,9 +176,7 @@ impl State {
         let sabotage = self.about.bounds.sabotage;
         let hash = self.host(index).prepare().filter(|_| sabotage != Some(Sabotage::NeverPrepared));
         let Some(hash) = hash else { return Ok(()) };
-        let mut digest = [0; 32];
-        digest[..8].copy_from_slice(&hash.to_le_bytes());
-        let summary = hash.to_le_bytes().to_vec();
+        let (digest, summary) = told(hash);
         self.pend(index, worker::Input::Prepared(number, digest, summary));
         if sabotage == Some(Sabotage::ApplyAtPrepare) {
             let (epoch, step) = (self.journal.book.epoch, self.journal.book.step);

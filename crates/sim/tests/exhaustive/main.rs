@@ -66,6 +66,7 @@ const PLAIN: Bounds = Bounds {
     kinds: ALL_KINDS,
     order: Order::FastHosts,
     start: Start::Staffed,
+    shares: false,
     sabotage: None,
     most_states: 1_000_000,
 };
@@ -119,6 +120,20 @@ fn one_fault_in_several_orders() {
             all_is_well("one fault in two steps", bounds);
         }
     }
+}
+
+#[test]
+fn one_fault_while_stages_share_parameters() {
+    for order in SOME_ORDERS {
+        let bounds = Bounds { shares: true, lots: 2, steps: 2, faults: 1, order, ..PLAIN };
+        all_is_well("one fault in two steps, with shared parameters", bounds);
+    }
+}
+
+#[test]
+fn two_faults_while_stages_share_parameters() {
+    let bounds = Bounds { shares: true, faults: 2, kinds: &ALL_KINDS[..5], ..PLAIN };
+    assert!(all_is_well("two faults, with shared parameters", bounds).rolled_back > 0);
 }
 
 #[test]

@@ -456,13 +456,14 @@ pub(crate) fn spec(bounds: Bounds) -> (Spec, Toy) {
         steps: Step(bounds.steps),
         checkpoint_every: 1,
         elements: vec![2],
+        shared: if bounds.shares { vec![vec![StageId(0), StageId(STAGES - 1)]] } else { Vec::new() },
         state_bytes: 1,
         memory_bytes: 1,
         tuning,
     };
     let Spec { stages, sync, reduce, .. } = spec;
     let elements = spec.elements(StageId(0));
-    (spec, Toy { seed: 1, stages, lots, sync, reduce, elements, poison: None })
+    (spec, Toy { seed: 1, stages, lots, sync, reduce, elements, shares: bounds.shares, poison: None })
 }
 
 pub(crate) fn address(index: usize) -> Address {

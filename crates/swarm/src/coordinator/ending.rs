@@ -25,7 +25,7 @@ pub(super) struct Life {
     /// The last plan of this step, unless it failed for another reason than that somebody is gone.
     last: Option<Arc<ReducePlan>>,
     /// Who is gone since then, whether or not it came back.
-    gone: BTreeSet<PeerId>,
+    pub gone: BTreeSet<PeerId>,
     /// Pairs of members that could not talk in an earlier attempt of this step.
     pub broken: BTreeSet<(PeerId, PeerId)>,
 }
@@ -154,7 +154,7 @@ impl Coordinator {
             return;
         }
         if life.prepared(|member| active.contains(&member)).is_some() {
-            return;
+            return self.share_without(peer, out);
         }
         // Others may have gone before, while those who were left had the whole sum.
         let ledger = &mut self.steps[0].ledger;
@@ -310,8 +310,7 @@ impl Coordinator {
             return self.refusals.count(Refusal::Nonsense);
         }
         life.broken.insert((peer.min(on), peer.max(on)));
-        (life.reducing, life.last) = (None, None);
-        self.closing = Closing::No;
+        self.reduce_again(stage);
         out.push(Command::Tell(format!(
             "{peer} waits for {on} in {stage}: the sum is tried again another way"
         )));
@@ -340,27 +339,35 @@ impl Coordinator {
             out.push(Command::Tell(format!(
                 "{peer} got another sum than the others of {stage}: tried again"
             )));
-            (life.reducing, life.last) = (None, None);
-            self.closing = Closing::No;
+            self.reduce_again(stage);
             return self.advance(out);
         }
         reducing.prepared.insert(peer, (digest, summary));
         self.conclude(out);
     }
 
-    /// All stages are prepared: the host makes the constants of the commit.
+    /// What was tried came to nothing: the stage is reduced again, by another plan.
+    pub(super) fn reduce_again(&mut self, stage: StageId) {
+        let life = &mut self.lives[stage.0 as usize];
+        (life.reducing, life.last) = (None, None);
+        self.closing = Closing::No;
+    }
+
+    /// All stages are prepared, and what they share is added up: the host makes the constants of the commit.
     pub(super) fn conclude(&mut self, out: &mut Vec<Command>) {
-        if self.closing == Closing::No
-            && self.halted.is_none()
-            && self.collecting.is_none()
-            && !self.is_being_amended()
-            && let Some(prepared) = self.all_prepared()
-        {
-            self.closing = Closing::Concluding;
-            let summaries = prepared.into_iter().map(|(_, summary)| summary).collect();
-            self.conclusions += 1;
-            out.push(Command::Conclude(self.conclusions, self.book.step, summaries));
+        let open = matches!(self.closing, Closing::No | Closing::Sharing);
+        if !open || self.halted.is_some() || self.collecting.is_some() || self.is_being_amended() {
+            return;
         }
+        let Some(prepared) = self.all_prepared() else { return };
+        if !self.spec.shared.is_empty() && self.closing == Closing::No {
+            return self.start_sharing(out);
+        }
+        let Some(shared) = self.shared_summaries() else { return };
+        self.closing = Closing::Concluding;
+        let summaries = prepared.into_iter().map(|(_, summary)| summary).chain(shared).collect();
+        self.conclusions += 1;
+        out.push(Command::Conclude(self.conclusions, self.book.step, summaries));
     }
 
     /// Whether an amendment is not yet safe: constants must not be made without it and replayed with it.

@@ -307,6 +307,7 @@ impl Coordinator {
             Phase::Active if here && status.active => {
                 self.caught_up(peer, out);
                 self.resend_reduce(peer, out);
+                self.resend_share(peer, out);
                 self.ask_to_save(peer, out);
             }
             Phase::Active if member.behind && status.active && self.is_near(peer) => self.catch_up(peer, out),

@@ -32,6 +32,10 @@ impl Coordinator {
         if self.drivers.is_empty() {
             return "no driver has joined: nobody feeds the pipeline".into();
         }
+        if self.closing == Closing::Sharing {
+            let awaited: Vec<String> = self.sharing.awaited.iter().map(PeerId::to_string).collect();
+            return format!("{} to add up the parameters that stages share", awaited.join(", "));
+        }
         if self.closing == Closing::Concluding {
             return format!("the constants of the commit of {}", self.book.step);
         }

@@ -34,6 +34,8 @@ pub enum Input {
     Summed(ReduceNo, u32, Payload),
     /// The reduced gradient was looked at.
     Prepared(ReduceNo, Digest, Vec<u8>),
+    /// In this round, what is shared was added up over all stages.
+    Settled(ReduceNo, Attempt, Digest, Vec<u8>),
     /// A commit was applied: the state is now this one.
     Applied(StateOf),
     /// This state was loaded, or caught up with.
@@ -95,6 +97,17 @@ pub enum Command {
     },
     /// Look at the reduced gradient.
     Prepare(ReduceNo),
+    /// Read our uses of what we share from the reduced gradient, and send them.
+    SendUses {
+        /// To whom.
+        to: PeerId,
+        /// Where it belongs.
+        fence: Fence,
+        /// Of which stage.
+        stage: StageId,
+    },
+    /// Add up what is shared over all stages, in their order: what came from the others in this round, and our own.
+    Settle(ReduceNo, Attempt, Vec<(StageId, Payload)>),
     /// Apply a commit, which makes this state.
     Apply(StateOf, Arc<Commit>),
     /// Put the sums that came from a donor onto the state that is here; work under way goes on.

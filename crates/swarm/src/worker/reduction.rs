@@ -9,6 +9,7 @@ use crate::lots::{Lots, TreeNode};
 use crate::reduce::{Part, ReducePlan};
 use crate::spec::Reduce;
 use crate::time::Time;
+use crate::worker::sharing::Sharing;
 
 /// The attempt, as one member sees it.
 #[derive(Clone, Debug)]
@@ -37,6 +38,8 @@ pub struct Reduction {
     newcomers: Vec<PeerId>,
     /// What was prepared, once all parts are here.
     pub prepared: Option<(Digest, Vec<u8>)>,
+    /// The last round of adding up what is shared with other stages, after that.
+    pub sharing: Option<Sharing>,
 }
 
 /// A part of ours: what has come, and what has not.
@@ -166,6 +169,7 @@ impl Reduction {
             sent: BTreeSet::new(),
             newcomers: Vec::new(),
             prepared: None,
+            sharing: None,
         })
     }
 

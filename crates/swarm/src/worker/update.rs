@@ -151,7 +151,7 @@ impl Worker {
     }
 
     /// Which attempt we are in.
-    fn number_of(&self, reduction: &Reduction) -> ReduceNo {
+    pub(super) fn number_of(&self, reduction: &Reduction) -> ReduceNo {
         let Reduction { term, attempt, .. } = *reduction;
         ReduceNo { stage: reduction.plan.stage, epoch: self.epoch, step: self.version, term, attempt }
     }
@@ -176,7 +176,8 @@ impl Worker {
         }
         let stage = self.stage.unwrap_or_default();
         let ours = self.reduction.as_ref().and_then(|reduction| reduction.prepared.as_ref());
-        if !commit.skipped && ours.map(|(digest, _)| digest) != commit.digests.get(stage.0 as usize) {
+        let is_ours = ours.map(|(digest, _)| digest) == commit.digests.get(stage.0 as usize);
+        if !commit.skipped && !(is_ours && self.has_settled()) {
             // We were left out of the reduction that counted: what came after our version must be fetched.
             self.active = false;
             self.refusals.count(Refusal::Unasked);

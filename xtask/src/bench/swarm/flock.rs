@@ -49,7 +49,17 @@ impl Flock {
         fs::write(folder.join("run.toml"), run)?;
         fs::write(folder.join("links"), "")?;
         let mut coordinator = starling(&folder, "coordinator")?;
-        coordinator.args(["run", "new", "run.toml", "--out", "run", "--listen", "127.0.0.1:0", "--site", "a"]);
+        coordinator.args([
+            "run",
+            "new",
+            "run.toml",
+            "--out",
+            "run",
+            "--listen",
+            "127.0.0.1:0",
+            "--site",
+            "a",
+        ]);
         coordinator.args(["--no-driver", "--wan", "@links", "--peers", &sites.len().to_string()]);
         let mut coordinator = coordinator.stdout(Stdio::piped()).spawn().context("cannot start starling")?;
         let mut tickets = Vec::new();

@@ -17,8 +17,11 @@ use self::flock::{Flock, Step, now};
 use super::{Arguments, Figure, Must};
 use crate::tool::{run as run_tool, tool};
 
+/// What measures a part.
+type Part = fn() -> Result<Vec<Figure>>;
+
 /// The parts, in the order in which they are measured.
-const PARTS: &[(&str, fn() -> Result<Vec<Figure>>)] = &[
+const PARTS: &[(&str, Part)] = &[
     ("kill", after_a_kill),
     ("silence", after_silence),
     ("overhead", overhead),

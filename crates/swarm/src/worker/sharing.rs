@@ -27,7 +27,7 @@ pub struct Sharing {
 
 impl Sharing {
     /// Whom to ask now: for every stage that is missing, unless one who is there was asked already.
-    fn to_ask(&mut self) -> Vec<(StageId, PeerId)> {
+    fn whom_to_ask(&mut self) -> Vec<(StageId, PeerId)> {
         let mut to_ask = Vec::new();
         for (&stage, peers) in self.sources.iter().filter(|(stage, _)| !self.come.contains_key(stage)) {
             if self.asked.get(&stage).is_some_and(|asked| peers.contains(asked)) {
@@ -183,7 +183,7 @@ impl Worker {
         let Some(reduction) = self.reduction.as_mut() else { return };
         let term = reduction.term;
         let Some(sharing) = reduction.sharing.as_mut() else { return };
-        let (round, to_ask) = (sharing.round, sharing.to_ask());
+        let (round, to_ask) = (sharing.round, sharing.whom_to_ask());
         let fence = Fence { term, ..self.fence(round) };
         for (stage, peer) in to_ask {
             self.send(Address::Worker(peer), fence, Body::UsesRequest { stage }, out);

@@ -176,8 +176,9 @@ impl Worker {
         }
         let stage = self.stage.unwrap_or_default();
         let ours = self.reduction.as_ref().and_then(|reduction| reduction.prepared.as_ref());
-        let is_ours = ours.map(|(digest, _)| digest) == commit.digests.get(stage.0 as usize);
-        if !commit.skipped && !(is_ours && self.has_settled()) {
+        let was_in =
+            ours.map(|(digest, _)| digest) == commit.digests.get(stage.0 as usize) && self.has_settled();
+        if !commit.skipped && !was_in {
             // We were left out of the reduction that counted: what came after our version must be fetched.
             self.active = false;
             self.refusals.count(Refusal::Unasked);

@@ -113,10 +113,13 @@ fn end_of(path: &Path) -> Result<String> {
     let trouble = || format!("cannot read {}", path.display());
     let mut file = File::open(path).with_context(trouble)?;
     let length = file.metadata().with_context(trouble)?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(MOST_BYTES))).with_context(trouble)?;
+    let start = length.saturating_sub(MOST_BYTES);
+    file.seek(SeekFrom::Start(start)).with_context(trouble)?;
     let mut bytes = Vec::new();
     file.take(MOST_BYTES).read_to_end(&mut bytes).with_context(trouble)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    // Half a line does not show what it is, and may hold what must not be told.
+    Ok(if start == 0 { text } else { text.split_once('\n').map_or(String::new(), |(_, rest)| rest.into()) })
 }
 
 /// Without tickets, and without what the model wrote.

@@ -11,6 +11,7 @@ use starling_model::run::{self, Definition, Precision, Run};
 use starling_swarm::ids::{RunId, StageId, Step};
 use starling_swarm::lots::Lots;
 use starling_swarm::spec::{Reduce, Spec, Sync, Tuning};
+use starling_transport::endpoint::Limits;
 
 use crate::host::Build;
 
@@ -37,6 +38,15 @@ impl Charter {
             Precision::F64 => Dtype::F64.size(),
         } as u64;
         let largest = stages.iter().map(|stage| stage.parameters).max().unwrap_or(0);
+        let state_bytes = largest * element * (1 + rule.moments() as u64);
+        let most = Limits::default().body_bytes;
+        if state_bytes > most {
+            return Err(CharterError::State { state_bytes, most });
+        }
+        let uses = stages.iter().map(|stage| uses_elsewhere(&architecture, &stages, stage) * element);
+        if let Some(uses_bytes) = uses.max().filter(|&bytes| bytes > most) {
+            return Err(CharterError::Uses { uses_bytes, most });
+        }
         let lots = run.train.lots();
         let spec = Spec {
             run: run_id(&definition),
@@ -52,7 +62,7 @@ impl Charter {
             checkpoint_every: run.checkpoint.every,
             elements: stages.iter().map(|stage| stage.gradient).collect(),
             shared: shared_sets(&architecture, &stages),
-            state_bytes: largest * element * (1 + rule.moments() as u64),
+            state_bytes,
             memory_bytes: match run.train.device.is_emulated() {
                 true => 0,
                 false => stages.iter().map(|stage| stage.memory_bytes).max().unwrap_or(0),
@@ -100,6 +110,17 @@ fn shared_sets(architecture: &Architecture, stages: &[StagePlan]) -> Vec<Vec<Sta
     several.into_iter().map(|stages| stages.into_iter().collect()).collect()
 }
 
+/// Elements of the gradients of a stage's uses of what other stages use too.
+fn uses_elsewhere(architecture: &Architecture, stages: &[StagePlan], stage: &StagePlan) -> u64 {
+    let names = |stage: &StagePlan| -> BTreeSet<String> {
+        stage.units.iter().flat_map(|&unit| architecture.parameters(unit)).map(|one| one.name).collect()
+    };
+    let others = stages.iter().filter(|other| other.units != stage.units);
+    let elsewhere: BTreeSet<String> = others.flat_map(names).collect();
+    let uses = stage.units.iter().flat_map(|&unit| architecture.parameters(unit));
+    uses.filter(|one| elsewhere.contains(&one.name)).map(|one| one.elements() as u64).sum()
+}
+
 fn identity(definition: &Definition) -> [u8; 32] {
     blake3::Hash::from_hex(definition.identity()).map_or([0; 32], |hash| *hash.as_bytes())
 }
@@ -112,7 +133,63 @@ fn run_id(definition: &Definition) -> RunId {
 /// Why a run cannot be trained by a swarm.
 #[derive(Debug, thiserror::Error)]
 pub enum CharterError {
+    /// What a joiner would have to be sent is too large for one letter.
+    #[error(
+        "the state of a stage would be {:.1} GB, and a peer can be sent {:.1} GB; cut the model into more stages \
+         (train.stages)",
+        *.state_bytes as f64 / 1e9, *.most as f64 / 1e9
+    )]
+    State {
+        /// Bytes of the largest stage's weights and moments.
+        state_bytes: u64,
+        /// Bytes that can be sent.
+        most: u64,
+    },
+    /// What stages would have to send each other of the parameters that they share is too large for one letter.
+    #[error(
+        "a stage would have to send {:.1} GB of the gradients of parameters that it shares with others, and can send \
+         {:.1} GB; share fewer layers, or cut the model where none is shared",
+        *.uses_bytes as f64 / 1e9, *.most as f64 / 1e9
+    )]
+    Uses {
+        /// Bytes of the gradients.
+        uses_bytes: u64,
+        /// Bytes that can be sent.
+        most: u64,
+    },
     /// There are no such stages.
     #[error(transparent)]
     Build(#[from] BuildError),
+}
+
+#[cfg(test)]
+mod tests {
+    use starling_model::config::ModelConfig;
+    use starling_model::run::TrainConfig;
+
+    use super::*;
+
+    fn charter(layers: usize, stages: usize) -> Result<Charter, CharterError> {
+        let model = ModelConfig { width: 8192, layers, heads: 64, ..Default::default() };
+        let run = Run { model, train: TrainConfig { stages, ..Default::default() }, ..Default::default() };
+        let definition = run.definition(257, String::new());
+        Charter::new(run, definition, 1)
+    }
+
+    #[test]
+    fn a_stage_whose_state_could_not_be_sent_is_refused_before_anything_begins() {
+        let refused = charter(8, 2).map(|charter| charter.spec.state_bytes);
+        assert!(matches!(refused, Err(CharterError::State { state_bytes, .. }) if state_bytes > 30 << 30));
+    }
+
+    #[test]
+    fn stages_that_use_the_same_parameters_are_found() {
+        let small = ModelConfig { width: 16, layers: 4, heads: 2, share_every: 3, ..Default::default() };
+        let train = TrainConfig { stages: 3, ..Default::default() };
+        let run = Run { model: small, train, ..Default::default() };
+        let definition = run.definition(257, String::new());
+        let shared = Charter::new(run, definition, 1).map(|charter| charter.spec.shared);
+        let expected = vec![vec![StageId(0), StageId(1)], vec![StageId(0), StageId(2)]];
+        assert_eq!(shared.ok(), Some(expected));
+    }
 }

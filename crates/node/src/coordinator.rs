@@ -470,6 +470,14 @@ impl Coordinator {
         match stages.get(&of.stage) {
             Some(known) if *known == hashes => return Ok(()),
             Some(_) => return Err(CoordinatorError::Diverged(of.stage, of.version.0)),
+            // A parameter that several stages use is the same in all of them.
+            None if stages
+                .values()
+                .flatten()
+                .any(|(name, hash)| hashes.get(name).is_some_and(|h| h != hash)) =>
+            {
+                return Err(CoordinatorError::Diverged(of.stage, of.version.0));
+            }
             None => stages.insert(of.stage, hashes),
         };
         if stages.len() == usize::from(self.charter.spec.stages) {

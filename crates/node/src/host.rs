@@ -92,6 +92,8 @@ pub struct Host {
     reducing: Reduction,
     /// The loss of the step that is reduced.
     reduced_loss: Loss,
+    /// The hash of its reduced gradient, once that is prepared.
+    gradient_hash: Digest,
 }
 
 /// What is kept for a job.
@@ -126,6 +128,7 @@ impl Host {
             attempts: 0,
             reducing: Reduction { step: 0, attempt: 0 },
             reduced_loss: Loss::default(),
+            gradient_hash: Digest::default(),
         }
     }
 
@@ -157,10 +160,12 @@ impl Host {
             _ => None,
         };
         let loads = if let Command::Load { of, .. } = &command { Some(*of) } else { None };
+        let settles = if let Command::Settle(no, round, _) = &command { Some((*no, *round)) } else { None };
         let result = self.try_to(command, done);
         if result.is_err() {
             done.extend(job.map(|job| Done::Tell(Input::Failed(job))));
             done.extend(loads.map(|of| Done::Tell(Input::LoadFailed(of))));
+            done.extend(settles.map(|(no, round)| Done::Tell(Input::SettleFailed(no, round))));
         }
         result
     }
@@ -216,13 +221,15 @@ impl Host {
                 let piece = contribute.start as usize..contribute.end as usize;
                 let sums = self.read(contribute.fence.step, &contribute.nodes, piece)?;
                 self.note_given(contribute.fence.step, &contribute.nodes, done);
-                let payload = self.tensors.store(contribute.fence.step, Arc::new(Tensor::Sums(sums)));
-                let tensor = self.tensors.get(payload);
-                done.push(Done::Send(contribute.message(payload), tensor));
+                // Nobody asks for it again: it lives until it is sent.
+                let tensor = Arc::new(Tensor::Sums(sums));
+                let payload = Payload { handle: 0, bytes: tensor.bytes() };
+                done.push(Done::Send(contribute.message(payload), Some(tensor)));
             }
             Command::Sum(number, due) => self.sum(number, due, done)?,
-            Command::WriteReduced { start, payload, .. } => {
-                let tensor = self.tensors.get(payload).ok_or(HostError::Gone)?;
+            Command::WriteReduced { start, payload, keep, .. } => {
+                let tensor = if keep { self.tensors.get(payload) } else { self.tensors.take(payload) };
+                let tensor = tensor.ok_or(HostError::Gone)?;
                 let Tensor::Sums(sums) = &*tensor else { return Err(HostError::Kind) };
                 let [sum] = &sums[..] else { return Err(HostError::Kind) };
                 let reducing = self.reducing;
@@ -239,6 +246,7 @@ impl Host {
                     let square = stage.settle(reducing, &name, &total)?;
                     sums_of_squares.extend(square.map(|square| (name, square)));
                 }
+                self.gradient_hash = gradient_hash;
                 let summary = Summary { sums_of_squares, loss }.to_bytes()?;
                 done.push(Done::Tell(Input::Prepared(number, gradient_hash, summary)));
             }
@@ -518,12 +526,13 @@ impl Host {
         self.note_given(number.step, &own, done);
         let mut all: Vec<(TreeNode, Sum)> = own.into_iter().zip(mine).collect();
         for (nodes, payload) in come {
-            let tensor = self.tensors.get(payload).ok_or(HostError::Gone)?;
-            let Tensor::Sums(sums) = &*tensor else { return Err(HostError::Kind) };
+            // A part is added up once, and what it is made of is not needed any more.
+            let tensor = self.tensors.take(payload).ok_or(HostError::Gone)?;
+            let Tensor::Sums(sums) = Arc::unwrap_or_clone(tensor) else { return Err(HostError::Kind) };
             if sums.len() != nodes.len() {
                 return Err(HostError::Kind);
             }
-            all.extend(nodes.into_iter().zip(sums.iter().cloned()));
+            all.extend(nodes.into_iter().zip(sums));
         }
         let dtype = self.held()?.dtype();
         let add = |left: &mut Sum, right: &Sum| {
@@ -563,7 +572,7 @@ impl Host {
         shared.map(|Shared { name, .. }| Ok((name.clone(), stage.uses(reducing, &name)?))).collect()
     }
 
-    /// Adds them up over stages, in their order; the hash of the sums, and Σ g² of those that we count.
+    /// Adds them up over stages, in their order; the hash of the whole gradient, and Σ g² of those that we count.
     fn settle(
         &mut self,
         own: StageId,
@@ -573,9 +582,11 @@ impl Host {
         for (stage, payload) in come {
             by_stage.insert(stage, self.tensors.get(payload).ok_or(HostError::Gone)?);
         }
-        let reducing = self.reducing;
+        let (reducing, gradient_hash) = (self.reducing, self.gradient_hash);
         let stage = self.held()?;
         let (dtype, mut hasher, mut squares) = (stage.dtype(), blake3::Hasher::new(), BTreeMap::new());
+        // The update is made of both: this hash stands in the commit.
+        hasher.update(&gradient_hash);
         for shared in stage.shared().into_iter().filter(|one| one.elsewhere) {
             let Shared { name, elements, uses: all, .. } = shared;
             let mut uses: Vec<&[u8]> = Vec::new();

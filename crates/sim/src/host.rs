@@ -290,11 +290,13 @@ impl Host {
     }
 
     /// Adds it up over stages: what came from the others, and our own.
-    pub fn settle(&mut self, come: &[(StageId, u64)]) -> Option<u64> {
+    /// Returns the hash of our whole gradient, and the sum.
+    pub fn settle(&mut self, come: &[(StageId, u64)]) -> Option<(u64, u64)> {
         let own = (self.stage, self.uses()?);
         let all: BTreeMap<StageId, u64> = come.iter().copied().chain([own]).collect();
-        self.total = Some(self.toy.total(all.into_values()));
-        self.total
+        let total = self.toy.total(all.into_values());
+        self.total = Some(total);
+        Some((self.toy.with_total(self.stage, self.prepare()?, total), total))
     }
 
     /// Applies a commit.

@@ -57,6 +57,7 @@ pub struct Worker {
     not_finite: BTreeMap<Key, NotFinite>,
     reduction: Option<Reduction>,
     reduce_time: Estimate,
+    share_time: Estimate,
     away_time: Estimate,
     last_commit: Option<Arc<Commit>>,
     ahead: VecDeque<Envelope>,
@@ -107,6 +108,7 @@ impl Worker {
             not_finite: BTreeMap::new(),
             reduction: None,
             reduce_time: Estimate::default(),
+            share_time: Estimate::default(),
             away_time: Estimate::default(),
             last_commit: None,
             ahead: VecDeque::new(),
@@ -132,8 +134,9 @@ impl Worker {
             Input::Summed(number, part, payload) => self.on_summed(number, part, payload, out),
             Input::Prepared(number, digest, summary) => self.on_prepared(number, digest, summary, now, out),
             Input::Settled(number, round, digest, summary) => {
-                self.on_settled(number, round, digest, summary, out);
+                self.on_settled(number, round, digest, summary, now, out);
             }
+            Input::SettleFailed(number, round) => self.on_settle_failed(number, round, now, out),
             Input::Applied(of) => self.on_applied(of, now, out),
             Input::Loaded(of) => self.on_loaded(of, now, out),
             Input::LoadFailed(of) => self.on_load_failed(of),

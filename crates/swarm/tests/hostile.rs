@@ -270,6 +270,7 @@ proptest! {
                     worker::Command::Apply(..) => {
                         prop_assert!(prepared, "an update without a reduced gradient");
                         prop_assert!(settled || sync != Sync::Step, "an update without what is shared");
+                        (prepared, settled) = (false, false);
                     }
                     _ => {}
                 }

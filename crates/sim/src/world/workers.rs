@@ -111,7 +111,7 @@ impl World {
                 let payload = self.gradient(handle, (due.end - due.start) * due.into.len() as u64);
                 self.after(peer, life, 1_000, Input::Summed(number, due.part, payload));
             }
-            Command::WriteReduced { step, start, end, payload } => {
+            Command::WriteReduced { step, start, end, payload, .. } => {
                 let Some(piece) = self.piece(payload) else { return };
                 let host = self.host(peer);
                 host.write_reduced(start, end, &piece);
@@ -134,8 +134,8 @@ impl World {
             Command::Settle(number, round, come) => {
                 let come: Vec<(StageId, u64)> =
                     come.iter().map(|(stage, payload)| (*stage, payload.handle)).collect();
-                let Some(total) = self.host(peer).settle(&come) else { return };
-                let (digest, summary) = told(total);
+                let Some((hash, total)) = self.host(peer).settle(&come) else { return };
+                let (digest, summary) = (told(hash).0, told(total).1);
                 self.after(peer, life, 1_000, Input::Settled(number, round, digest, summary));
             }
             Command::Apply(of, commit) => {

@@ -116,7 +116,7 @@ impl State {
                 let payload = self.keep(sum);
                 self.pend(index, Input::Summed(number, due.part, payload));
             }
-            Command::WriteReduced { step, start, end, payload } => {
+            Command::WriteReduced { step, start, end, payload, .. } => {
                 let piece = self.piece(payload);
                 self.host(index).write_reduced(start, end, &piece);
                 if piece.counted != Counted::all(self.about.spec.lots) {
@@ -134,8 +134,8 @@ impl State {
             Command::Settle(number, round, come) => {
                 let come: Vec<(StageId, u64)> =
                     come.iter().map(|(stage, payload)| (*stage, payload.handle)).collect();
-                let Some(total) = self.host(index).settle(&come) else { return Ok(()) };
-                let (digest, summary) = told(total);
+                let Some((hash, total)) = self.host(index).settle(&come) else { return Ok(()) };
+                let (digest, summary) = (told(hash).0, told(total).1);
                 self.pend(index, Input::Settled(number, round, digest, summary));
             }
             Command::Apply(of, commit) => return self.apply(index, of, commit),

@@ -45,7 +45,8 @@ impl Life {
         let there = |peer: &PeerId| !is_member(*peer) || reducing.prepared.contains_key(peer);
         reducing.looked_at += reducing.plan.members().skip(reducing.looked_at).take_while(there).count();
         let complete = reducing.looked_at == reducing.plan.members().count();
-        let any = || reducing.plan.members().any(&is_member);
+        // Who was gone and came back has nothing of it.
+        let any = || reducing.plan.members().any(|peer| is_member(peer) && !self.gone.contains(&peer));
         if complete && any() { reducing.prepared.values().next() } else { None }
     }
 }
@@ -384,7 +385,9 @@ impl Coordinator {
             return self.refusals.count(Refusal::Unasked);
         }
         let Some(prepared) = self.all_prepared() else { return };
-        let digests = prepared.into_iter().map(|(digest, _)| digest).collect();
+        let stages = (0..).map(StageId).zip(prepared);
+        let digests =
+            stages.map(|(stage, (digest, _))| self.shared_digest(stage).unwrap_or(digest)).collect();
         let skipped = constants.is_none();
         if skipped {
             out.push(Command::Tell(format!("{step}: the sum is not finite: the update is skipped")));

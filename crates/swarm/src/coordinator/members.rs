@@ -178,7 +178,9 @@ impl Coordinator {
         if has < needs {
             return Some(format!("it has {has} bytes of memory, and a stage of the run needs {needs}"));
         }
-        let mut classes = self.members.values().map(|member| &member.capability.class);
+        // Of those that the journal names and nobody has heard of since, some may be gone for good.
+        let heard = self.members.iter().filter(|(peer, _)| !self.unheard.contains(peer));
+        let mut classes = heard.map(|(_, member)| &member.capability.class);
         let other = classes.find(|class| **class != capability.class)?;
         (self.spec.reduce == Reduce::Exact).then(|| {
             format!(

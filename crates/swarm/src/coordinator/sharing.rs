@@ -64,7 +64,8 @@ impl Coordinator {
         if self.members.get(&peer).is_none_or(|member| member.stage != Some(stage)) {
             return self.refusals.count(Refusal::Nonsense);
         }
-        if self.sharing.settled.get(&stage).is_some_and(|(other, _)| *other != digest) {
+        let told = (digest, summary);
+        if self.sharing.settled.get(&stage).is_some_and(|other| *other != told) {
             out.push(Command::Tell(format!(
                 "{peer} got another sum of what {stage} shares than the others: tried again"
             )));
@@ -72,8 +73,14 @@ impl Coordinator {
             return self.advance(out);
         }
         self.sharing.awaited.remove(&peer);
-        self.sharing.settled.insert(stage, (digest, summary));
+        self.sharing.settled.insert(stage, told);
         self.conclude(out);
+    }
+
+    /// The hash of all that the update of a stage that shares is made of.
+    pub(super) fn shared_digest(&self, stage: StageId) -> Option<Digest> {
+        let of_stage = self.sharing.settled.get(&stage).filter(|_| !self.spec.partners(stage).is_empty());
+        of_stage.map(|(digest, _)| *digest)
     }
 
     /// What the stages that share have told of their sums, once nobody is waited for.
@@ -93,6 +100,8 @@ impl Coordinator {
         let Some(stage) = member.stage else { return };
         let site = member.capability.site;
         let mut sources = Vec::new();
+        // Those of one's own stage may be in reach where the others are not.
+        let own: Vec<PeerId> = self.in_reduction(stage).into_iter().filter(|other| *other != peer).collect();
         for partner in self.spec.partners(stage) {
             let mut peers = self.in_reduction(partner);
             // The nearest first, and not everybody the same one.
@@ -100,6 +109,7 @@ impl Coordinator {
             peers.rotate_left(first);
             let is_far = |peer: &PeerId| self.members.get(peer).is_none_or(|m| m.capability.site != site);
             peers.sort_by_key(is_far);
+            peers.extend(&own);
             sources.push((partner, peers));
         }
         self.send(Address::Worker(peer), self.sharing.round, Body::Share { sources }, out);

@@ -36,6 +36,8 @@ pub enum Input {
     Prepared(ReduceNo, Digest, Vec<u8>),
     /// In this round, what is shared was added up over all stages.
     Settled(ReduceNo, Attempt, Digest, Vec<u8>),
+    /// It could not be: what came in this round makes no sense, or is gone.
+    SettleFailed(ReduceNo, Attempt),
     /// A commit was applied: the state is now this one.
     Applied(StateOf),
     /// This state was loaded, or caught up with.
@@ -94,6 +96,8 @@ pub enum Command {
         end: u64,
         /// The part.
         payload: Payload,
+        /// Whether the payload is needed further: others get it from us, now or when they join.
+        keep: bool,
     },
     /// Look at the reduced gradient.
     Prepare(ReduceNo),

@@ -261,6 +261,11 @@ impl Reduction {
         (part as usize) < self.plan.parts.len() && self.written.insert(part)
     }
 
+    /// Whether we add a part up for our group, and others get it from us.
+    pub fn is_ours(&self, part: u32) -> bool {
+        self.gatherings.contains_key(&part)
+    }
+
     /// Whether the whole reduced gradient is here.
     pub fn is_whole(&self) -> bool {
         self.written.len() == self.plan.parts.len()

@@ -1,14 +1,15 @@
 //! Parameters that several stages use (rule 10): once every stage is prepared, each of their members fetches what the
 //! other stages have of those parameters' gradients, and adds it up in the order of stages.
 //!
-//! Rounds are numbered. As soon as any stage is reduced again, the round is void, and another follows.
+//! Rounds are numbered. As soon as any stage is reduced again, the round is void, and another follows. Who cannot reach
+//! the other stage asks those of its own: what has come to one, it passes on.
 
 use std::collections::BTreeMap;
 
 use crate::ids::*;
 use crate::message::*;
 use crate::refusal::Refusal;
-use crate::time::Time;
+use crate::time::{Span, Time};
 use crate::worker::io::ReduceNo;
 use crate::worker::{Command, Worker};
 
@@ -21,6 +22,7 @@ pub struct Sharing {
     asked: BTreeMap<StageId, PeerId>,
     come: BTreeMap<StageId, Payload>,
     tries: u32,
+    began: Time,
     retry_at: Time,
     settled: Option<(Digest, Vec<u8>)>,
 }
@@ -62,7 +64,7 @@ impl Worker {
         if !sound || step != self.version {
             return self.refusals.count(Refusal::Nonsense);
         }
-        let retry_at = now + self.spec.tuning.unknown;
+        let retry_at = now + self.share_patience(0);
         let of_term = self.reduction.as_mut().filter(|reduction| reduction.term == term);
         let Some(reduction) = of_term.filter(|reduction| reduction.prepared.is_some()) else {
             return self.refusals.count(Refusal::OldAttempt); // If it is not old, our next beat asks for it again.
@@ -72,7 +74,16 @@ impl Worker {
             Some(sharing) if sharing.round == round => sharing.sources = sources,
             slot => {
                 let (asked, come) = (BTreeMap::new(), BTreeMap::new());
-                *slot = Some(Sharing { round, sources, asked, come, tries: 0, retry_at, settled: None });
+                *slot = Some(Sharing {
+                    round,
+                    sources,
+                    asked,
+                    come,
+                    tries: 0,
+                    began: now,
+                    retry_at,
+                    settled: None,
+                });
             }
         }
         self.ask_for_uses(out);
@@ -91,14 +102,18 @@ impl Worker {
             (_, Address::Worker(_)) if of_term && ours > Some(fence.attempt) => {
                 self.refusals.count(Refusal::OldAttempt);
             }
-            (Body::UsesRequest { stage }, Address::Worker(_)) if self.stage != Some(*stage) => {
-                self.refusals.count(Refusal::OtherStage);
-            }
             (Body::UsesRequest { .. }, Address::Worker(_)) if !of_term || ours < Some(fence.attempt) => {
                 self.keep_for_later(envelope);
             }
-            (&Body::UsesRequest { stage }, Address::Worker(to)) => {
+            (&Body::UsesRequest { stage }, Address::Worker(to)) if self.stage == Some(stage) => {
                 out.push(Command::SendUses { to, fence, stage });
+            }
+            (&Body::UsesRequest { stage }, to) => {
+                let come = self.sharing().and_then(|sharing| sharing.come.get(&stage).copied());
+                match come {
+                    Some(payload) => self.send(to, fence, Body::Uses { stage, payload }, out),
+                    None => self.refusals.count(Refusal::OtherStage),
+                }
             }
             (&Body::Uses { stage, payload }, Address::Worker(from))
                 if of_term && ours == Some(fence.attempt) =>
@@ -131,14 +146,37 @@ impl Worker {
         round: Attempt,
         digest: Digest,
         summary: Vec<u8>,
+        now: Time,
         out: &mut Vec<Command>,
     ) {
-        let awaited = self.reduction.as_ref().is_some_and(|reduction| self.number_of(reduction) == number);
-        let sharing = self.reduction.as_mut().filter(|_| awaited).and_then(|r| r.sharing.as_mut());
-        if let Some(sharing) = sharing.filter(|sharing| sharing.round == round) {
+        if let Some(sharing) = self.sharing_of(number, round) {
             sharing.settled = Some((digest, summary));
+            let took = now.since(sharing.began);
+            self.share_time.observe(took);
             self.send_settled(out);
         }
+    }
+
+    /// What came cannot be added up: others are asked.
+    pub(super) fn on_settle_failed(
+        &mut self,
+        number: ReduceNo,
+        round: Attempt,
+        now: Time,
+        out: &mut Vec<Command>,
+    ) {
+        if let Some(sharing) = self.sharing_of(number, round) {
+            sharing.come.clear();
+            self.refusals.count(Refusal::Nonsense);
+            self.ask_others(now, out);
+        }
+    }
+
+    /// The round that the host speaks of, if it is the current one.
+    fn sharing_of(&mut self, number: ReduceNo, round: Attempt) -> Option<&mut Sharing> {
+        let awaited = self.reduction.as_ref().is_some_and(|reduction| self.number_of(reduction) == number);
+        let sharing = self.reduction.as_mut().filter(|_| awaited)?.sharing.as_mut();
+        sharing.filter(|sharing| sharing.round == round)
     }
 
     pub(super) fn send_settled(&mut self, out: &mut Vec<Command>) {
@@ -149,10 +187,15 @@ impl Worker {
         }
     }
 
-    /// Whether nothing of what we share is missing.
-    pub(super) fn has_settled(&self) -> bool {
-        self.stage.is_none_or(|stage| self.spec.partners(stage).is_empty())
-            || self.sharing().is_some_and(|sharing| sharing.settled.is_some())
+    /// The hash of all that our update would be made of: of the reduced gradient, or, if we share parameters, of that
+    /// and of their sums.
+    pub(super) fn update_digest(&self) -> Option<Digest> {
+        let shares = self.stage.is_some_and(|stage| !self.spec.partners(stage).is_empty());
+        let told = match shares {
+            true => self.sharing().and_then(|sharing| sharing.settled.as_ref()),
+            false => self.reduction.as_ref().and_then(|reduction| reduction.prepared.as_ref()),
+        };
+        told.map(|(digest, _)| *digest)
     }
 
     /// The round that we are in.
@@ -167,16 +210,24 @@ impl Worker {
 
     /// Asks others for what did not come.
     pub(super) fn retry_sharing(&mut self, now: Time, out: &mut Vec<Command>) {
-        if self.next_sharing().is_none_or(|at| now < at) {
-            return;
+        if self.next_sharing().is_some_and(|at| now >= at) {
+            self.ask_others(now, out);
         }
-        let unknown = self.spec.tuning.unknown;
+    }
+
+    fn ask_others(&mut self, now: Time, out: &mut Vec<Command>) {
+        let Some(tries) = self.sharing().map(|sharing| sharing.tries + 1) else { return };
+        let retry_at = now + self.share_patience(tries);
         if let Some(sharing) = self.reduction.as_mut().and_then(|reduction| reduction.sharing.as_mut()) {
-            sharing.tries += 1;
-            sharing.retry_at = now + unknown.times(2 << sharing.tries.min(4));
+            (sharing.tries, sharing.retry_at) = (tries, retry_at);
             sharing.asked.clear();
         }
         self.ask_for_uses(out);
+    }
+
+    fn share_patience(&self, tries: u32) -> Span {
+        let tuning = self.spec.tuning;
+        self.share_time.deadline(tuning.slack, tuning.unknown.times(4), tries)
     }
 
     fn ask_for_uses(&mut self, out: &mut Vec<Command>) {

@@ -175,10 +175,7 @@ impl Worker {
             return self.refusals.count(Refusal::TooFarAhead); // Our next beat shows it, and we are sent the state.
         }
         let stage = self.stage.unwrap_or_default();
-        let ours = self.reduction.as_ref().and_then(|reduction| reduction.prepared.as_ref());
-        let was_in =
-            ours.map(|(digest, _)| digest) == commit.digests.get(stage.0 as usize) && self.has_settled();
-        if !commit.skipped && !was_in {
+        if !commit.skipped && self.update_digest().as_ref() != commit.digests.get(stage.0 as usize) {
             // We were left out of the reduction that counted: what came after our version must be fetched.
             self.active = false;
             self.refusals.count(Refusal::Unasked);
@@ -367,8 +364,9 @@ impl Worker {
             return self.refusals.count(Refusal::Repeated);
         }
         let Part { start, end, .. } = reduction.plan.parts[part as usize];
-        out.push(Command::WriteReduced { step, start, end, payload });
         let (plan, recipients) = (reduction.plan.clone(), reduction.recipients(part));
+        let keep = reduction.is_ours(part);
+        out.push(Command::WriteReduced { step, start, end, payload, keep });
         let (term, attempt) = (reduction.term, reduction.attempt);
         let fence = Fence { term, ..self.fence(attempt) };
         for member in recipients {

@@ -136,6 +136,18 @@ impl Flock {
         Ok(steps)
     }
 
+    /// For each closed step, how many peers gave sums to its first stage.
+    pub fn holders(&self) -> Result<Vec<usize>> {
+        let events = self.events()?;
+        let mut holders = Vec::new();
+        for event in events.iter().filter(|event| event["event"] == "counted") {
+            let step = event["step"].as_u64().unwrap_or(0) as usize;
+            holders.resize(step, 0);
+            holders.push(event["stages"][0].as_array().map_or(0, Vec::len));
+        }
+        Ok(holders)
+    }
+
     /// What the coordinator said that contains this.
     pub fn news(&self, of: &str) -> Result<Vec<String>> {
         let events = self.events()?;

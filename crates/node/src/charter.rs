@@ -48,11 +48,14 @@ impl Charter {
             return Err(CharterError::Uses { uses_bytes, most });
         }
         let lots = run.train.lots();
+        // Who has a lot at work has room for the next two, so that it never waits between lots.
+        let lots = Lots { microbatches: lots.microbatches, lots: lots.lots };
+        let jobs = Tuning::default().jobs.max(3 * lots.largest() as usize);
         let spec = Spec {
             run: run_id(&definition),
             stages: stages.len() as u16,
             costs: operations.map(|operations| operations / mean).collect(),
-            lots: Lots { microbatches: lots.microbatches, lots: lots.lots },
+            lots,
             sync: Sync::Step,
             reduce: match run.swarm.reduce {
                 run::Reduce::Exact => Reduce::Exact,
@@ -67,7 +70,7 @@ impl Charter {
                 true => 0,
                 false => stages.iter().map(|stage| stage.memory_bytes).max().unwrap_or(0),
             },
-            tuning: Tuning { quorum: peers.max(stages.len()), ..Tuning::default() },
+            tuning: Tuning { quorum: peers.max(stages.len()), jobs, ..Tuning::default() },
         };
         Ok(Charter { run, definition, spec })
     }

@@ -1,12 +1,14 @@
 //! The thread that computes: it carries out what the worker's machine wants done, in order, and the loop never waits
-//! for it.
+//! for it. It also writes down what was done, before the loop hears of it: a disk may hold up who writes for seconds, and
+//! a loop that is held up looks dead to the others.
 
 use std::collections::VecDeque;
 
 use starling_swarm::worker::Command;
 use tokio::sync::mpsc::{self, error::TrySendError};
 
-use crate::host::{Done, Host, HostError};
+use crate::events::{Event, EventLog, LogError, Note};
+use crate::host::{Done, Host};
 
 /// Commands that are on their way to the thread, at the most. More wait in the loop, where the machine's own bounds
 /// hold.
@@ -14,31 +16,28 @@ const MOST_COMMANDS: usize = 256;
 
 /// See the module's head. Dropped, it ends the thread after what is being computed.
 pub struct Compute {
-    commands: mpsc::Sender<Command>,
-    backlog: VecDeque<Command>,
-    outcomes: mpsc::Receiver<Outcome>,
+    commands: mpsc::Sender<Order>,
+    backlog: VecDeque<Order>,
+    outcomes: mpsc::Receiver<Result<Vec<Done>, LogError>>,
 }
 
-/// What came of one command.
-#[derive(Debug, Default)]
-pub struct Outcome {
-    /// What is to be told and sent.
-    pub done: Vec<Done>,
-    /// Why it was not carried out.
-    pub error: Option<HostError>,
-}
+/// A command, and the logical clock when it was given.
+type Order = (Command, u64);
 
 impl Compute {
-    /// Starts the thread.
-    pub fn start(mut host: Host) -> std::io::Result<Compute> {
+    /// Starts the thread, with the log that it writes.
+    pub fn start(mut host: Host, mut log: Option<EventLog>) -> std::io::Result<Compute> {
         let (commands, mut orders) = mpsc::channel(MOST_COMMANDS);
         // Every command has one outcome, so that sending one never waits.
         let (sender, outcomes) = mpsc::channel(MOST_COMMANDS + 1);
         std::thread::Builder::new().name("compute".into()).spawn(move || {
-            while let Some(command) = orders.blocking_recv() {
+            while let Some((command, clock)) = orders.blocking_recv() {
                 let mut done = Vec::new();
-                let error = host.carry_out(command, &mut done).err();
-                if sender.blocking_send(Outcome { done, error }).is_err() {
+                if let Err(error) = host.carry_out(command, &mut done) {
+                    done.push(Done::Note(Event::Trouble { why: error.to_string() }));
+                }
+                let outcome = note_all(&mut log, clock, done);
+                if sender.blocking_send(outcome).is_err() {
                     return;
                 }
             }
@@ -47,25 +46,37 @@ impl Compute {
     }
 
     /// Has a command carried out after all before it.
-    pub fn carry_out(&mut self, command: Command) {
-        self.backlog.push_back(command);
+    pub fn carry_out(&mut self, command: Command, clock: u64) {
+        self.backlog.push_back((command, clock));
         self.flush();
     }
 
-    /// The next outcome; none if the thread has died.
-    pub async fn next(&mut self) -> Option<Outcome> {
+    /// What is to be told and sent after the next command; none if the thread has died.
+    pub async fn next(&mut self) -> Option<Result<Vec<Done>, LogError>> {
         let outcome = self.outcomes.recv().await;
         self.flush();
         outcome
     }
 
     fn flush(&mut self) {
-        while let Some(command) = self.backlog.pop_front() {
-            if let Err(TrySendError::Full(command) | TrySendError::Closed(command)) =
-                self.commands.try_send(command)
+        while let Some(order) = self.backlog.pop_front() {
+            if let Err(TrySendError::Full(order) | TrySendError::Closed(order)) =
+                self.commands.try_send(order)
             {
-                return self.backlog.push_front(command);
+                return self.backlog.push_front(order);
             }
         }
     }
+}
+
+/// Writes down what is to be, and returns the rest.
+fn note_all(log: &mut Option<EventLog>, clock: u64, done: Vec<Done>) -> Result<Vec<Done>, LogError> {
+    let mut rest = Vec::new();
+    for done in done {
+        match done {
+            Done::Note(event) => log.note(clock, event)?,
+            other => rest.push(other),
+        }
+    }
+    Ok(rest)
 }

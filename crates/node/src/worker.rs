@@ -16,8 +16,8 @@ use starling_swarm::worker::{self, Command, Input};
 use tokio::sync::{Notify, mpsc};
 
 use crate::charter::Charter;
-use crate::compute::{Compute, Outcome};
-use crate::events::{Event, EventLog, LogError, Note};
+use crate::compute::Compute;
+use crate::events::{EventLog, LogError, Note};
 use crate::host::{Done, Fetch, Host};
 use crate::member::{Arrived, Member, new_life};
 use crate::post::Post;
@@ -43,7 +43,6 @@ pub struct Worker {
     /// The hashes of the last versions' weights, and whether the coordinator has noted them.
     hashes: BTreeMap<StateOf, (BTreeMap<String, [u8; 32]>, bool)>,
     start: Instant,
-    log: Option<EventLog>,
     notice: Arc<Notify>,
     grace: Duration,
     leave_by: Option<Instant>,
@@ -91,7 +90,7 @@ impl Worker {
         let (site, memory_bytes, link_bytes_per_s) = (member.site(), available, 125e6);
         let capability = Capability { site, speed, memory_bytes, link_bytes_per_s, class };
         let machine = worker::Worker::new(me, new_life(), capability, charter.spec.clone(), Time(0));
-        let compute = Compute::start(host).map_err(WorkerError::Thread)?;
+        let compute = Compute::start(host, log).map_err(WorkerError::Thread)?;
         let (fetching, start) = (BTreeMap::new(), Instant::now());
         Ok(Worker {
             member,
@@ -102,7 +101,6 @@ impl Worker {
             fetching,
             hashes: BTreeMap::new(),
             start,
-            log,
             notice,
             grace,
             leave_by: None,
@@ -117,7 +115,7 @@ impl Worker {
             let wake = self.next_wake();
             tokio::select! {
                 biased;
-                outcome = self.compute.next() => self.on_outcome(outcome.ok_or(WorkerError::Compute)?)?,
+                outcome = self.compute.next() => self.on_outcome(outcome.ok_or(WorkerError::Compute)??),
                 Some(wanted) = self.wanted.recv() => self.on_wanted(wanted),
                 Some(event) = self.member.next() => {
                     if let Some(arrived) = self.member.on_event(event) {
@@ -187,13 +185,10 @@ impl Worker {
         }
     }
 
-    fn on_outcome(&mut self, outcome: Outcome) -> Result<(), WorkerError> {
-        if let Some(error) = outcome.error {
-            self.log.note(self.member.clock(), Event::Trouble { why: error.to_string() })?;
-        }
-        for done in outcome.done {
+    fn on_outcome(&mut self, outcome: Vec<Done>) {
+        for done in outcome {
             match done {
-                Done::Note(event) => self.log.note(self.member.clock(), event)?,
+                Done::Note(_) => {} // The thread that computes has written it down.
                 Done::Tell(input) => self.tell(input),
                 Done::Send(envelope, tensor) => self.member.send(envelope, tensor.as_ref()),
                 Done::Save(of, part) => {
@@ -208,7 +203,6 @@ impl Worker {
                 }
             }
         }
-        Ok(())
     }
 
     fn on_wanted(&mut self, wanted: Wanted) {
@@ -228,7 +222,7 @@ impl Worker {
                     let tensor = envelope.payload().and_then(|payload| self.tensors.get(payload));
                     self.member.send(envelope, tensor.as_ref());
                 }
-                command => self.compute.carry_out(command),
+                command => self.compute.carry_out(command, self.member.clock()),
             }
         }
     }

@@ -20,6 +20,8 @@
 //! | `every_order_up_to_a_fault_…` | a stage is sealed | 2, 1 | every, then one | 1 of 4 kinds |
 //! | `two_faults_anywhere` | the driver joins | 1, 1 | one | 2 of 5 kinds |
 //! | `one_fault_in_several_orders` | the driver joins | 2, 2 | 6, with either `Sync` | 1 of 7 kinds |
+//! | `one_fault_while_stages_share_…` | the driver joins | 2, 2 | 6, stages share parameters | 1 of 7 kinds |
+//! | `two_faults_while_stages_share_…` | the driver joins | 1, 1 | one, stages share parameters | 2 of 5 kinds |
 //! | `one_fault_at_the_start` | processes start | 1, 1 | 6 | 1 of 7 kinds |
 //! | `two_faults_anywhere_in_two_steps` | the driver joins | 2, 2 | one | 2 of 4 kinds |
 //! | `two_faults_with_hosts_that_…` | the driver joins | 2, 2 | one, hosts report the newest first | 2 of 4 kinds |

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use starling_model::checkpoint::{Part, RestoreError, SaveError};
 use starling_model::lots::{self, Node};
@@ -481,7 +482,7 @@ impl Host {
         let mut sums = Vec::new();
         for &node in nodes {
             let stage = self.held()?;
-            let bytes = match node {
+            let mut bytes = match node {
                 TreeNode::ALL => {
                     let dtype = stage.dtype();
                     let mut held = stage.held(step.0).into_iter();
@@ -494,16 +495,15 @@ impl Host {
                 }
                 TreeNode { level, index } => stage.read_sum(step.0, Node { level, index }, piece.clone())?,
             };
-            let mut sum = Sum { bytes, loss: self.loss_under(step, node) };
             match self.sabotage.filter(|_| step.0 >= FROM_STEP) {
                 Some(Sabotage::Double) => {
-                    let once = sum.bytes.clone();
-                    add_bytes(self.held()?.dtype(), &mut sum.bytes, &once);
+                    let once = bytes.clone();
+                    add_bytes(self.held()?.dtype(), &mut bytes, &once);
                 }
-                Some(Sabotage::Drop) => sum.bytes.fill(0),
+                Some(Sabotage::Drop) => bytes.fill(0),
                 _ => {}
             }
-            sums.push(sum);
+            sums.push(Sum { bytes: bytes.into(), loss: self.loss_under(step, node) });
         }
         Ok(sums)
     }
@@ -535,10 +535,7 @@ impl Host {
             all.extend(nodes.into_iter().zip(sums));
         }
         let dtype = self.held()?.dtype();
-        let add = |left: &mut Sum, right: &Sum| {
-            add_bytes(dtype, &mut left.bytes, &right.bytes);
-            left.loss += right.loss;
-        };
+        let add = |left: &mut Sum, right: &Sum| left.add(dtype, right);
         let length = (end - start) as usize * dtype.size();
         if all.iter().any(|(_, sum)| sum.bytes.len() != length) {
             return Err(HostError::Kind);
@@ -565,11 +562,11 @@ impl Host {
     }
 
     /// What we have of the gradients of parameters that other stages use too.
-    fn uses(&mut self) -> Result<Vec<(String, Vec<u8>)>, HostError> {
+    fn uses(&mut self) -> Result<Vec<(String, Bytes)>, HostError> {
         let reducing = self.reducing;
         let stage = self.held()?;
         let shared = stage.shared().into_iter().filter(|one| one.elsewhere);
-        shared.map(|Shared { name, .. }| Ok((name.clone(), stage.uses(reducing, &name)?))).collect()
+        shared.map(|Shared { name, .. }| Ok((name.clone(), stage.uses(reducing, &name)?.into()))).collect()
     }
 
     /// Adds them up over stages, in their order; the hash of the whole gradient, and Σ g² of those that we count.
@@ -592,7 +589,7 @@ impl Host {
             let mut uses: Vec<&[u8]> = Vec::new();
             for tensor in by_stage.values() {
                 let Tensor::Uses(of_stage) = &**tensor else { return Err(HostError::Kind) };
-                uses.extend(of_stage.iter().filter(|(of, _)| *of == name).map(|(_, bytes)| bytes.as_slice()));
+                uses.extend(of_stage.iter().filter(|(of, _)| *of == name).map(|(_, bytes)| &bytes[..]));
             }
             let length = elements * dtype.size();
             // Each use of the whole model once.
@@ -639,12 +636,12 @@ impl Host {
         Ok(())
     }
 
-    fn state(&mut self, version: Step) -> Result<Vec<Vec<u8>>, HostError> {
+    fn state(&mut self, version: Step) -> Result<Vec<Bytes>, HostError> {
         let stage = self.held()?;
         let len = stage.layout().len();
         let vectors = (0..stage.moments()).map(State::Moment);
         let vectors = std::iter::once(State::Weights).chain(vectors);
-        vectors.map(|state| Ok(stage.read(version.0, state, 0..len)?)).collect()
+        vectors.map(|state| Ok(stage.read(version.0, state, 0..len)?.into())).collect()
     }
 
     fn held(&mut self) -> Result<&mut Box<dyn Stage>, HostError> {

@@ -162,6 +162,6 @@ pub fn next_clock(ours: u64, theirs: u64) -> u64 {
 }
 
 /// The tensor that came with a message.
-pub fn tensor(head: Option<TensorHead>, body: &[u8]) -> Result<Option<Arc<Tensor>>, TornTensor> {
+pub fn tensor(head: Option<TensorHead>, body: &Bytes) -> Result<Option<Arc<Tensor>>, TornTensor> {
     head.map(|head| Tensor::decode(head, body).map(Arc::new)).transpose()
 }

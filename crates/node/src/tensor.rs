@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use starling_model::engine::{Dtype, Shape};
+use starling_model::reduce::add_bytes;
 use starling_model::stage::{Hidden, Input as StageInput, Loss, Meta};
 
 /// What a payload stands for.
@@ -18,18 +19,29 @@ pub enum Tensor {
     /// Sums of a part of the gradient at some nodes of the tree over lots.
     Sums(Vec<Sum>),
     /// A stage's state: its vectors, the weights first.
-    State(Vec<Vec<u8>>),
+    State(Vec<Bytes>),
     /// The reduced gradients of a stage's uses of what it shares with others, by name.
-    Uses(Vec<(String, Vec<u8>)>),
+    Uses(Vec<(String, Bytes)>),
 }
 
 /// The sum of a part of the gradient over some lots, and their loss.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sum {
     /// Little-endian elements.
-    pub bytes: Vec<u8>,
+    pub bytes: Bytes,
     /// The loss of those lots; only the last stage has one.
     pub loss: Loss,
+}
+
+impl Sum {
+    /// Adds another one. What came over the wire is copied first: it is not ours to change.
+    pub fn add(&mut self, dtype: Dtype, other: &Sum) {
+        let mut bytes =
+            std::mem::take(&mut self.bytes).try_into_mut().unwrap_or_else(|bytes| bytes[..].into());
+        add_bytes(dtype, &mut bytes, &other.bytes);
+        self.bytes = bytes.freeze();
+        self.loss += other.loss;
+    }
 }
 
 /// What the receiver must know to read the bytes that follow.
@@ -74,7 +86,7 @@ impl Tensor {
                 hidden.bytes.len()
             }
             Tensor::Sums(sums) => sums.iter().map(|sum| sum.bytes.len()).sum(),
-            Tensor::State(vectors) => vectors.iter().map(Vec::len).sum(),
+            Tensor::State(vectors) => vectors.iter().map(Bytes::len).sum(),
             Tensor::Uses(uses) => uses.iter().map(|(_, bytes)| bytes.len()).sum(),
         };
         bytes as u64
@@ -88,26 +100,27 @@ impl Tensor {
                 (TensorHead::Tokens(meta.clone()), vec![bytes.into()])
             }
             Tensor::Activation(StageInput::Hidden(hidden), meta) => {
-                (TensorHead::Hidden(meta.clone(), HiddenHead::of(hidden)), self.segments(1))
+                (TensorHead::Hidden(meta.clone(), HiddenHead::of(hidden)), self.elements())
             }
-            Tensor::Gradient(hidden) => (TensorHead::Gradient(HiddenHead::of(hidden)), self.segments(1)),
+            Tensor::Gradient(hidden) => (TensorHead::Gradient(HiddenHead::of(hidden)), self.elements()),
             Tensor::Sums(sums) => {
                 let head = sums.iter().map(|sum| (sum.bytes.len() as u64, sum.loss)).collect();
-                (TensorHead::Sums(head), self.segments(sums.len()))
+                (TensorHead::Sums(head), sums.iter().map(|sum| sum.bytes.clone()).collect())
             }
             Tensor::State(vectors) => {
                 let head = vectors.iter().map(|vector| vector.len() as u64).collect();
-                (TensorHead::State(head), self.segments(vectors.len()))
+                (TensorHead::State(head), vectors.clone())
             }
             Tensor::Uses(uses) => {
                 let head = uses.iter().map(|(name, bytes)| (name.clone(), bytes.len() as u64)).collect();
-                (TensorHead::Uses(head), self.segments(uses.len()))
+                (TensorHead::Uses(head), uses.iter().map(|(_, bytes)| bytes.clone()).collect())
             }
         }
     }
 
-    /// Puts head and elements together again. Whether the shape fits the model is for the stage to say.
-    pub fn decode(head: TensorHead, body: &[u8]) -> Result<Tensor, TornTensor> {
+    /// Puts head and elements together again; what is large is not copied. Whether the shape fits the model is for the
+    /// stage to say.
+    pub fn decode(head: TensorHead, body: &Bytes) -> Result<Tensor, TornTensor> {
         let exactly = |said: u128| {
             if said == body.len() as u128 { Ok(()) } else { Err(TornTensor { said, got: body.len() }) }
         };
@@ -128,51 +141,46 @@ impl Tensor {
             }
             TensorHead::Sums(sums) => {
                 exactly(sum(&mut sums.iter().map(|(length, _)| *length)))?;
-                let mut pieces = Pieces(body);
+                let mut pieces = Pieces(body.clone());
                 let whole = |(length, loss)| Sum { bytes: pieces.next(length), loss };
                 Tensor::Sums(sums.into_iter().map(whole).collect())
             }
             TensorHead::State(lengths) => {
                 exactly(sum(&mut lengths.iter().copied()))?;
-                let mut pieces = Pieces(body);
+                let mut pieces = Pieces(body.clone());
                 Tensor::State(lengths.into_iter().map(|length| pieces.next(length)).collect())
             }
             TensorHead::Uses(uses) => {
                 exactly(sum(&mut uses.iter().map(|(_, length)| *length)))?;
-                let mut pieces = Pieces(body);
+                let mut pieces = Pieces(body.clone());
                 Tensor::Uses(uses.into_iter().map(|(name, length)| (name, pieces.next(length))).collect())
             }
         })
     }
 
-    fn segments(self: &Arc<Tensor>, count: usize) -> Vec<Bytes> {
-        (0..count).map(|index| Bytes::from_owner(Segment(self.clone(), index))).collect()
+    fn elements(self: &Arc<Tensor>) -> Vec<Bytes> {
+        vec![Bytes::from_owner(Elements(self.clone()))]
     }
 }
 
-/// One run of a tensor's elements, kept alive with the tensor.
-struct Segment(Arc<Tensor>, usize);
+/// The elements of hidden states or their gradient, kept alive with the tensor.
+struct Elements(Arc<Tensor>);
 
-impl AsRef<[u8]> for Segment {
+impl AsRef<[u8]> for Elements {
     fn as_ref(&self) -> &[u8] {
         match &*self.0 {
-            Tensor::Activation(StageInput::Tokens(_), _) => &[],
             Tensor::Activation(StageInput::Hidden(hidden), _) | Tensor::Gradient(hidden) => &hidden.bytes,
-            Tensor::Sums(sums) => sums.get(self.1).map_or(&[], |sum| &sum.bytes),
-            Tensor::State(vectors) => vectors.get(self.1).map_or(&[], |vector| vector),
-            Tensor::Uses(uses) => uses.get(self.1).map_or(&[], |(_, bytes)| bytes),
+            _ => &[],
         }
     }
 }
 
 /// What is left of a body whose length was checked.
-struct Pieces<'a>(&'a [u8]);
+struct Pieces(Bytes);
 
-impl Pieces<'_> {
-    fn next(&mut self, length: u64) -> Vec<u8> {
-        let (piece, rest) = self.0.split_at((length as usize).min(self.0.len()));
-        self.0 = rest;
-        piece.to_vec()
+impl Pieces {
+    fn next(&mut self, length: u64) -> Bytes {
+        self.0.split_to((length as usize).min(self.0.len()))
     }
 }
 

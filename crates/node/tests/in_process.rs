@@ -205,7 +205,8 @@ impl Swarm {
     fn deliver(&mut self, peer: PeerId, mut envelope: Envelope, mut tensor: Option<Arc<Tensor>>) {
         if matches!(envelope.body, Body::Uses { .. }) && self.to_spoil > 0 {
             self.to_spoil -= 1;
-            let kinds = [Tensor::Uses(Vec::new()), Tensor::Uses(vec![("wte.weight".into(), vec![0; 7])])];
+            let kinds =
+                [Tensor::Uses(Vec::new()), Tensor::Uses(vec![("wte.weight".into(), vec![0; 7].into())])];
             tensor = Some(Arc::new(kinds[self.to_spoil as usize % 2].clone()));
         }
         if let Some((_, host)) = self.workers.get_mut(&peer) {

@@ -222,8 +222,9 @@ fn all_reduce() -> Result<Vec<Figure>> {
         )
     };
     let mut figures = Vec::new();
-    let mut seconds = Vec::new();
+    let (mut seconds, mut theirs) = (Vec::new(), Vec::new());
     for reduce in ["fast", "exact"] {
+        theirs.push(hivemind::all_reduce()?);
         let mut flock = Flock::start("sum", &run(reduce), "aaaa")?;
         flock.go_on_for(12)?;
         let (steps, holders) = (flock.steps()?, flock.holders()?);
@@ -239,7 +240,8 @@ fn all_reduce() -> Result<Vec<Figure>> {
         let name = format!("a whole step with a sum of 25 M f32 over 4 peers, {reduce}");
         figures.push(figure(name, typical, "s", None));
     }
-    let theirs = hivemind::all_reduce()?;
+    // Before and after ours: the machine is not the same all the time.
+    let theirs = (theirs[0] + theirs[1]) / 2.0;
     figures.push(figure("hivemind: the sum alone, group and all ready", theirs, "s", None));
     let name = "hivemind's time ÷ that of a whole step, fast";
     figures.push(figure(name, theirs / seconds[0], "", Some(Must::AtLeast(3.0))));

@@ -1,5 +1,6 @@
 //! Who has no business here, and who lies: refused or quarantined by name, and the run goes on.
 
+use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,11 +44,41 @@ fn nobody_gets_in_without_a_good_ticket() {
     }
     let torn = &flock.worker_ticket()[..60];
     assert!(flock.place.bad(&format!("join {torn}")).contains("ticket"));
+    // Who only seems to compute would spoil the training.
+    let emulated = format!("join {} --site a --device emulated:1", flock.worker_ticket());
+    assert!(flock.place.bad(&emulated).contains("cannot train together"));
     // A worker's ticket gives no orders.
     assert!(flock.place.bad(&format!("run stop {}", flock.worker_ticket())).contains("operator"));
     let refused = flock.events().into_iter().filter(|event| matches!(event, Event::Refused { .. })).count();
     assert!(refused >= 4, "refusals are written down");
     flock.go_on_for(2);
+    flock.finish_as_one_process();
+}
+
+#[test]
+fn a_support_file_tells_what_happened_and_no_secret() {
+    let mut flock = Flock::with_workers("", "aaa");
+    flock.go_on_for(3);
+    flock.place.good("support run --out bug.tar.gz");
+    assert!(flock.place.bad("support run --out bug.tar.gz").contains("bug.tar.gz"), "nothing is overwritten");
+    let file = std::fs::File::open(flock.place.path("bug.tar.gz")).unwrap();
+    let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(file));
+    let (mut names, mut all) = (Vec::new(), Vec::new());
+    for entry in archive.entries().unwrap() {
+        let mut entry = entry.unwrap();
+        names.push(entry.path().unwrap().display().to_string());
+        entry.read_to_end(&mut all).unwrap();
+    }
+    for name in ["versions.txt", "run.toml", "journal", "events.jsonl", "peers/2/events.jsonl"] {
+        assert!(names.contains(&format!("starling-support/{name}")), "{name}: {names:?}");
+    }
+    let holds = |text: &[u8]| all.windows(text.len()).any(|window| window == text);
+    assert!(holds(b"folded") && holds(b"\"event\":\"step\""));
+    for secret in ["run/run.key", "run/operator.ticket"] {
+        let secret = std::fs::read_to_string(flock.place.path(secret)).unwrap();
+        let longest = secret.split_whitespace().max_by_key(|word| word.len()).unwrap();
+        assert!(longest.len() > 20 && !holds(longest.as_bytes()));
+    }
     flock.finish_as_one_process();
 }
 

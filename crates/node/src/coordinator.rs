@@ -315,10 +315,7 @@ impl Coordinator {
                 self.disk.keep(from, of, Part { head, file: body.to_vec() });
             }
             Post::Fetch(of, parameters) if is_worker => self.disk.fetch(from, of, parameters),
-            Post::Hashes(of, hashes) if self.holds(from, of.stage) => {
-                self.on_hashes(of, hashes)?;
-                self.write(from, Post::Noted(of), Vec::new());
-            }
+            Post::Hashes(of, hashes) if self.holds(from, of.stage) => self.on_hashes(from, of, hashes)?,
             // An operator has shown its ticket, or it would not be connected; members give no orders.
             Post::Order(order) if guest.is_none() => {
                 self.tell(Input::Operator(order))?;
@@ -460,15 +457,31 @@ impl Coordinator {
         self.tell(Input::Operator(Order::Pause))
     }
 
-    /// A replica tells the hashes of its weights: they must be those of the others.
-    fn on_hashes(&mut self, of: StateOf, hashes: BTreeMap<String, [u8; 32]>) -> Result<(), CoordinatorError> {
+    fn on_hashes(
+        &mut self,
+        from: PublicKey,
+        of: StateOf,
+        hashes: BTreeMap<String, [u8; 32]>,
+    ) -> Result<(), CoordinatorError> {
+        if self.compare(of, hashes)? {
+            self.write(from, Post::Noted(of), Vec::new());
+        }
+        Ok(())
+    }
+
+    /// A replica tells the hashes of its weights: they must be those of the others. Whether it need not tell them again.
+    fn compare(&mut self, of: StateOf, hashes: BTreeMap<String, [u8; 32]>) -> Result<bool, CoordinatorError> {
         let book = self.machine.journal();
-        if of.epoch != book.epoch || of.version > book.step || of.version.0 + REMEMBERED <= book.step.0 {
-            return Ok(());
+        // After a restart a replica may be ahead of us, by a commit that our journal does not have yet.
+        if (of.epoch, of.version) > (book.epoch, book.step) {
+            return Ok(false);
+        }
+        if of.epoch != book.epoch || of.version.0 + REMEMBERED <= book.step.0 {
+            return Ok(true);
         }
         let stages = self.hashes.entry((of.epoch, of.version)).or_default();
         match stages.get(&of.stage) {
-            Some(known) if *known == hashes => return Ok(()),
+            Some(known) if *known == hashes => return Ok(true),
             Some(_) => return Err(CoordinatorError::Diverged(of.stage, of.version.0)),
             // A parameter that several stages use is the same in all of them.
             None if stages
@@ -485,7 +498,7 @@ impl Coordinator {
             let step = of.version.0.saturating_sub(1);
             self.log.append_at(self.clock, Event::Weights { step, weights: weights.unwrap_or_default() })?;
         }
-        Ok(())
+        Ok(true)
     }
 
     fn combined(&self, stages: &StageHashes) -> String {

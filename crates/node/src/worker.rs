@@ -25,7 +25,7 @@ use crate::sabotage::Sabotage;
 use crate::tensors::Tensors;
 
 /// Versions whose hashes are kept until they are noted, at the most.
-const MOST_HASHES: usize = 16;
+const MOST_HASHES: usize = 64;
 /// How long a checkpoint may take to come from the coordinator, and after how long it is asked for again.
 const FETCH: Duration = Duration::from_secs(600);
 const ASK_AGAIN: Duration = Duration::from_secs(60);
@@ -153,9 +153,7 @@ impl Worker {
         self.member.wake();
         if self.machine.next_wake() <= self.now() {
             self.tell(Input::Wake);
-            for (&of, (hashes, _)) in self.hashes.iter().filter(|(_, (_, noted))| !noted) {
-                self.member.tell_coordinator(Post::Hashes(of, hashes.clone()), Vec::new());
-            }
+            self.tell_hashes();
         }
     }
 
@@ -175,7 +173,10 @@ impl Worker {
                 self.hashes.entry(of).and_modify(|(_, noted)| *noted = true);
             }
             // It may be another one, which knows only what it is told.
-            Arrived::Coordinator => self.hashes.values_mut().for_each(|(_, noted)| *noted = false),
+            Arrived::Coordinator => {
+                self.hashes.values_mut().for_each(|(_, noted)| *noted = false);
+                self.tell_hashes();
+            }
             Arrived::Post(Post::Over, _) => self.is_over = true,
             Arrived::Refused(why) => {
                 self.refused = Some(why);
@@ -202,6 +203,13 @@ impl Worker {
                     }
                 }
             }
+        }
+    }
+
+    /// Tells all hashes that the coordinator has not noted.
+    fn tell_hashes(&mut self) {
+        for (&of, (hashes, _)) in self.hashes.iter().filter(|(_, (_, noted))| !noted) {
+            self.member.tell_coordinator(Post::Hashes(of, hashes.clone()), Vec::new());
         }
     }
 

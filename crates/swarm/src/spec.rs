@@ -141,7 +141,7 @@ pub struct Tuning {
     pub keep_bytes: u64,
     /// Microbatches that a driver keeps in flight, at the most.
     pub in_flight: usize,
-    /// Microbatches that a driver keeps in flight for every peer that it knows.
+    /// Microbatches in flight for every peer, those of all drivers together.
     pub depth: usize,
     /// Lots that a driver holds at a time, at the most.
     pub leases: usize,
@@ -165,7 +165,7 @@ impl Default for Tuning {
             ahead: 256,
             keep_bytes: 1 << 30,
             in_flight: 1 << 16,
-            depth: 6,
+            depth: 4,
             leases: 1 << 12,
             far: Span::ms(100),
             rebalance: Policy::WhenItPays(Span::s(1800)),

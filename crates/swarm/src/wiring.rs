@@ -184,6 +184,11 @@ impl Wiring {
         self.accounts.get(&peer).map(|account| account.about)
     }
 
+    /// How many such holders there are.
+    pub fn count(&self, is_such: impl Fn(PeerId, About) -> bool) -> usize {
+        self.accounts.iter().filter(|(peer, account)| is_such(**peer, account.about)).count()
+    }
+
     /// Whether there is such a holder.
     pub fn any(&self, is_such: impl Fn(PeerId, About) -> bool) -> bool {
         self.accounts.iter().any(|(&peer, account)| is_such(peer, account.about))

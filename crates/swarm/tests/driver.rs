@@ -7,12 +7,12 @@ use starling_swarm::message::*;
 use starling_swarm::spec::{Reduce, Spec, Sync, Tuning};
 use starling_swarm::time::{Span, Time};
 
-fn spec() -> Spec {
+fn spec(lots: Lots) -> Spec {
     Spec {
         run: RunId(1),
         stages: 3,
         costs: Vec::new(),
-        lots: Lots { microbatches: 1, lots: 1 },
+        lots,
         sync: Sync::Step,
         reduce: Reduce::Exact,
         steps: Step(4),
@@ -25,24 +25,25 @@ fn spec() -> Spec {
     }
 }
 
-/// A driver that knows one peer a stage.
+/// A driver that knows three stages, each with a peer in every site.
 struct World {
     driver: Driver,
     now: Time,
 }
 
 impl World {
-    fn new() -> World {
+    fn new(lots: Lots, sites: u16, drivers: Vec<SiteId>) -> World {
         let now = Time(0);
-        let mut world = World { driver: Driver::new(DriverId(0), 1, SiteId(0), spec(), now), now };
-        let holder = |peer| {
+        let mut world = World { driver: Driver::new(DriverId(0), 1, SiteId(0), spec(lots), now), now };
+        let holder = |stage, site| {
+            let (peer, site) = (PeerId(stage + 3 * u32::from(site)), SiteId(site));
             let (draining, since, until) = (false, Step(0), None);
-            Holder { peer: PeerId(peer), site: SiteId(0), speed: 1.0, draining, since, until }
+            Holder { peer, site, speed: 1.0, draining, since, until }
         };
-        let stages = (0..3).map(|peer| vec![holder(peer)]).collect();
+        let stages = (0..3).map(|stage| (0..sites).map(|site| holder(stage, site)).collect()).collect();
         world.input(Input::Wake);
         world.hear(Address::Coordinator, Body::Welcome { member: MemberNo(1), incarnation: 1 });
-        world.hear(Address::Coordinator, Body::View(View { number: 1, stages, drivers: vec![SiteId(0)] }));
+        world.hear(Address::Coordinator, Body::View(View { number: 1, stages, drivers }));
         world
     }
 
@@ -61,7 +62,7 @@ impl World {
 
 #[test]
 fn a_lot_whose_end_is_told_before_its_route_is_made_begins_again() {
-    let mut world = World::new();
+    let mut world = World::new(Lots { microbatches: 1, lots: 1 }, 1, vec![SiteId(0)]);
     let at = LotOf { step: Step(0), lot: Lot(0) };
     let number = LeaseNo { term: Term(1), number: 1 };
     // The first stage has sealed it already, and only passes it on.
@@ -78,4 +79,21 @@ fn a_lot_whose_end_is_told_before_its_route_is_made_begins_again() {
         begun_again |= world.input(Input::Wake).iter().any(|body| matches!(body, Body::Begin(..)));
     }
     assert!(begun_again, "the lot is forgotten");
+}
+
+#[test]
+fn drivers_share_what_may_be_in_flight() {
+    let lots = Lots { microbatches: 100, lots: 1 };
+    let lease = Lease {
+        number: LeaseNo { term: Term(1), number: 1 },
+        at: LotOf { step: Step(0), lot: Lot(0) },
+        held: vec![None; 3],
+    };
+    let begun = |drivers: &[u16]| {
+        let mut world = World::new(lots, 2, drivers.iter().map(|&site| SiteId(site)).collect());
+        let sent = world.hear(Address::Coordinator, Body::Lease(lease.clone()));
+        sent.into_iter().filter(|body| matches!(body, Body::Begin(..))).count()
+    };
+    let all = Tuning::default().depth * 6;
+    assert_eq!((begun(&[0]), begun(&[0, 1])), (all, all / 2));
 }

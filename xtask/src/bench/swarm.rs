@@ -248,14 +248,15 @@ fn all_reduce() -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Forty-eight peers in eight stages against six in two, the same model, work for each peer the same.
+/// Forty-eight peers in eight stages against six in two, the same model, work for each peer the same. The model is so
+/// deep that the head, which stands in one stage of eight, makes that stage the slowest by no more than three percent.
 fn many_peers() -> Result<Vec<Figure>> {
     let run = |reduce: &str, (batch, lots, stages): (u32, u32, u32)| {
         format!(
-            "model = {{ context = 64, width = 128, layers = 32, heads = 4 }}\n\
+            "model = {{ context = 64, width = 128, layers = 64, heads = 4 }}\n\
              data = {{ synthetic = {{ documents = 200 }} }}\n\
              train = {{ steps = 1000000, batch = {batch}, microbatch = 1, lots = {lots}, stages = {stages}, \
-             hash_every = 0, device = \"emulated:0.00339\" }}\ncheckpoint = {{ every = 0 }}\n\
+             hash_every = 0, device = \"emulated:0.00678\" }}\ncheckpoint = {{ every = 0 }}\n\
              swarm = {{ reduce = \"{reduce}\" }}\n"
         )
     };

@@ -35,6 +35,9 @@ fn share(sync: Sync, reduce: Reduce, stages: u16, replicas: usize, lots: u32) {
     let tuning = &mut spec.tuning;
     (tuning.beat, tuning.silence) = (Span::s(1), Span::s(4));
     (tuning.slack, tuning.unknown) = (Span::s(2), Span::s(60));
+    if sync == Sync::Delayed {
+        tuning.depth = 6; // The next step's lots follow, so nothing drains.
+    }
     tuning.jobs = 4 * tuning.depth * stages as usize;
     scenario.patience_us = u64::MAX / 4;
     for (index, peer) in scenario.peers.iter_mut().enumerate() {

@@ -181,13 +181,24 @@ impl Driver {
         if self.wirings.iter().any(Wiring::is_empty) {
             return;
         }
-        let peers: usize = self.wirings.iter().map(Wiring::len).sum();
-        let room = self.spec.tuning.in_flight.min(self.spec.tuning.depth * peers);
+        let room = self.room();
         while self.flying < room {
             let next = self.queue.routed.pop_first().or_else(|| self.next_lot());
             let Some(at) = next else { return };
             self.launch_lot(at, room, out);
         }
+    }
+
+    /// How many microbatches we may have in flight: so many for each peer, shared among the drivers as the first stage
+    /// is, where lots begin. With more, a step takes longer to drain; with fewer, some have nothing to do.
+    fn room(&self) -> usize {
+        let peers: usize = self.wirings.iter().map(Wiring::len).sum();
+        let first = &self.wirings[0];
+        let ours = first.count(|_, about| about.site == self.site || !self.driven.contains(&about.site));
+        let tuning = self.spec.tuning;
+        // A driver without a peer at home works for whoever is there.
+        let ours = if ours == 0 { first.len() } else { ours };
+        tuning.in_flight.min((tuning.depth * peers * ours).div_ceil(first.len()))
     }
 
     /// The next lot that has no route, with one.

@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use starling_corpus::{Sampler, Tokeniser};
+use starling_model::checkpoint::{self, Checkpoint};
 use starling_model::run::Run;
 use starling_node::charter::Charter;
 use starling_node::coordinator::{Coordinator, Settings};
 use starling_node::guests::now_s;
 use starling_node::journal::Journal;
 use starling_node::links::WanSource;
-use starling_swarm::ids::Epoch;
+use starling_swarm::ids::{Epoch, Step};
 use starling_swarm::journal::{JournalState, Record};
 use starling_transport::identity::Identity;
 use starling_transport::ticket::{Role, Ticket};
@@ -32,6 +33,9 @@ pub struct RunArguments {
     /// Go on with the run in its folder, with the settings recorded there; peers, stages and sites may be others
     #[arg(long)]
     pub resume: bool,
+    /// Begin a new run at a checkpoint of the same training, such as a copy in another site or one of `starling train`
+    #[arg(long, value_name = "CHECKPOINT", conflicts_with = "resume")]
+    pub from: Option<PathBuf>,
     /// Override a setting, as --set optimiser.lr=1e-3; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -94,6 +98,9 @@ impl Hosted {
         let charter = Charter::new(run, definition, peers)?;
         let authority = Arc::new(Identity::load_or_generate(&folder.path().join("run.key"))?);
         check_identity(&folder, &charter)?;
+        if let Some(checkpoint) = &arguments.from {
+            begin_at_checkpoint(checkpoint, &folder, &charter)?;
+        }
         if recorded.is_some_and(|recorded| is_cut_otherwise(&recorded, &charter.run)) {
             begin_again_from_checkpoint(&folder.journal())?;
         }
@@ -145,11 +152,30 @@ fn check_identity(folder: &RunFolder, charter: &Charter) -> Result<()> {
         ),
         Ok(_) => Ok(()),
         Err(_) if folder.is_used() => bail!(
-            "{shown} was trained in one process, or is damaged. Go on with `starling train --resume`, or start another \
-             with --out FOLDER; nothing was changed"
+            "{shown} was trained in one process, or is damaged. Go on with `starling train --resume`, or start \
+             another with --out FOLDER (at a checkpoint of this one by --from); nothing was changed"
         ),
         Err(_) => write_whole(&path, &format!("{now}\n")),
     }
+}
+
+/// A new run takes over the state of a checkpoint.
+fn begin_at_checkpoint(path: &Path, folder: &RunFolder, charter: &Charter) -> Result<()> {
+    let shown = path.display();
+    let Checkpoint { manifest, .. } = Checkpoint::open(path)?;
+    if manifest.identity != charter.definition.identity() {
+        bail!(
+            "{shown} is of another training: its text, model, optimiser, batch or seed was another. Set it back; \
+             nothing was changed"
+        );
+    }
+    checkpoint::copy(path, &folder.checkpoints()).with_context(|| format!("cannot copy {shown}"))?;
+    let step = Step(manifest.step);
+    // Which steps were skipped is not known, and does not matter: how many were does.
+    let skipped = (0..manifest.skipped).map(|step| Record::Skipped(Step(step)));
+    let records: Vec<Record> =
+        [Record::Checkpoint(step), Record::Rollback(Epoch(1), step)].into_iter().chain(skipped).collect();
+    Ok(Journal::open::<Record>(&folder.journal())?.0.append(&records)?)
 }
 
 /// Whether what the journal says of lots and stages means something else in the other run.

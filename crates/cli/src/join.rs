@@ -46,7 +46,8 @@ pub struct Arguments {
     /// The peer's key, made if it does not exist [default: a new one for this process]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Where this peer keeps its event log, and a driver its token shards [default: no log, a temporary folder]
+    /// Where this peer keeps its event log, and a driver its token shards and, if it is in another site than the
+    /// coordinator, copies of checkpoints [default: no log, no copies, a temporary folder]
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
     /// Emulate slow links between sites, as 200mbit,50ms; @FILE reads them from a file, whenever that changes
@@ -141,7 +142,11 @@ async fn take_part(
         Role::Driver => {
             let temporary = tempfile::tempdir().context("cannot make a temporary folder")?;
             let sampler = sampler(&charter, &dir.as_deref().unwrap_or(temporary.path()).join("corpus"))?;
-            Driver::new(member, charter, sampler, notice).run().await;
+            let mut driver = Driver::new(member, charter, sampler, notice);
+            if let Some(dir) = &dir {
+                driver.keep_copies(&dir.join("checkpoints"))?;
+            }
+            driver.run().await;
         }
         Role::Operator => {}
     }

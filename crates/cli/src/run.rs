@@ -92,7 +92,7 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::New(New { run, place, peers }) => coordinate(Hosted::open(&run, peers)?, place),
         Command::Serve(Serve { folder, place }) | Command::Adopt(Serve { folder, place }) => {
             let input = RunFolder::at(&folder).run_file();
-            let run = RunArguments { input, resume: true, set: Vec::new(), out: Some(folder) };
+            let run = RunArguments { input, resume: true, from: None, set: Vec::new(), out: Some(folder) };
             coordinate(Hosted::open(&run, 1)?, place)
         }
         Command::Pause(target) => order(&target, |_| Order::Pause),

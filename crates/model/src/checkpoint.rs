@@ -4,6 +4,7 @@
 //! a `.writing` folder that the next one sweeps away. Parameters carry the model's names, so a checkpoint can be
 //! read with another number of stages; the optimiser's moments stand beside them as `optimiser.N.NAME`.
 
+mod copying;
 mod files;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +15,7 @@ use safetensors::{SafeTensors, serialize};
 use serde::{Deserialize, Serialize};
 use starling_corpus::Tokeniser;
 
+pub use copying::{CopyError, Copying, PIECE_BYTES, Piece, copy, newest_manifest, read_piece};
 pub use files::{list, set_aside, sweep};
 
 use crate::engine::Dtype;

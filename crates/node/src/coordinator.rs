@@ -1,5 +1,8 @@
 //! The coordinator as a process: the machine between the network, its journal and the checkpoints.
 
+mod checkpoints;
+mod looking;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -8,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use starling_corpus::Tokeniser;
-use starling_model::checkpoint::{Part, PartHead, Progress};
+use starling_model::checkpoint::{Part, Progress};
 use starling_model::pipeline::weights_hash;
 use starling_model::reference::StepReport;
 use starling_swarm::coordinator::{self, Command, Input, Order};
@@ -24,7 +27,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::charter::Charter;
 use crate::closing::{BadSummary, conclude};
-use crate::disk::{Disk, DiskError, Kept};
+use crate::disk::{Disk, DiskError};
 use crate::events::{Event, EventLog, LogError};
 use crate::guests::Guest;
 use crate::journal::{Journal, JournalError};
@@ -32,7 +35,7 @@ use crate::links::{Links, WanSource};
 use crate::member::close;
 use crate::post::{Credential, Introduction, Post, next_clock};
 use crate::registry::Registry;
-use crate::status::{PeerStatus, StageStatus, Status};
+use crate::status::Status;
 
 /// Events of the network, and orders, that wait for the loop, at the most.
 const MOST_EVENTS: usize = 1024;
@@ -42,6 +45,8 @@ const MOST_NEWS: usize = 20;
 const REMEMBERED: u64 = 64;
 /// Steps over which the rate is measured.
 const RECENT: usize = 20;
+/// Characters of a reason that another gave.
+const MOST_REASON: usize = 200;
 /// Between two looks at how the run stands.
 const LOOK: Duration = Duration::from_millis(200);
 /// Updates skipped one after another after which a run is paused: it would not come back by itself.
@@ -92,6 +97,8 @@ pub struct Coordinator {
     reports: BTreeMap<Step, StepReport>,
     /// The hashes of weights, as far as the stages have told them.
     hashes: BTreeMap<(Epoch, Step), StageHashes>,
+    /// Sites that have a copy of a checkpoint, by its step.
+    copies: BTreeMap<u64, BTreeSet<String>>,
     /// Parts of checkpoints that are safe, and not yet part of a whole one.
     kept: BTreeSet<(Epoch, Step, StageId)>,
     recent: VecDeque<(Instant, u64)>,
@@ -145,6 +152,7 @@ impl Coordinator {
             status: watch::channel(Status::default()).0,
             reports: BTreeMap::new(),
             hashes: BTreeMap::new(),
+            copies: BTreeMap::new(),
             kept: BTreeSet::new(),
             recent: VecDeque::from([(now, 0)]),
             last_loss: None,
@@ -272,6 +280,9 @@ impl Coordinator {
             NetworkEvent::Connected { with, .. } => {
                 let Some(guest) = self.registry.get(with) else { return Ok(()) };
                 self.links.met(&self.endpoint, with, &guest.site);
+                if self.keeps_copies(with) {
+                    self.disk.announce(with);
+                }
                 match guest.address() {
                     Some(address) => self.tell(Input::CalledAgain(address)),
                     None => Ok(()),
@@ -279,7 +290,7 @@ impl Coordinator {
             }
             NetworkEvent::Refused { key, at, why } => {
                 let who = key.map_or("somebody without a key".into(), |key| key.short());
-                let why: String = why.chars().take(200).collect();
+                let why: String = why.chars().take(MOST_REASON).collect();
                 self.remember(format!("refused {who} at {at}: {why}"));
                 Ok(self.log.append_at(self.clock, Event::Refused { who: format!("{who} at {at}"), why })?)
             }
@@ -315,6 +326,12 @@ impl Coordinator {
                 self.disk.keep(from, of, Part { head, file: body.to_vec() });
             }
             Post::Fetch(of, parameters) if is_worker => self.disk.fetch(from, of, parameters),
+            Post::Read(step, piece) if self.keeps_copies(from) => self.disk.read(from, step, piece),
+            Post::Copied(step) if self.keeps_copies(from) => self.on_copied(from, step)?,
+            Post::NotCopied(why) if self.keeps_copies(from) => {
+                let why: String = why.chars().take(MOST_REASON).collect();
+                self.say(format!("{} has no copy of a checkpoint: {why}", from.short()))?;
+            }
             Post::Hashes(of, hashes) if self.holds(from, of.stage) => self.on_hashes(from, of, hashes)?,
             // An operator has shown its ticket, or it would not be connected; members give no orders.
             Post::Order(order) if guest.is_none() => {
@@ -334,35 +351,15 @@ impl Coordinator {
         workers.iter().any(|worker| Some(Address::Worker(worker.peer)) == peer && worker.stage == Some(stage))
     }
 
-    fn is_believable(&self, of: StateOf, head: &PartHead) -> bool {
-        let book = self.machine.journal();
-        of.stage.0 < self.charter.spec.stages
-            && of.epoch == book.epoch
-            && of.version <= book.step
-            && of.version > book.checkpoint
-            && head.class.len() <= 256
-    }
-
-    fn on_kept(&mut self, kept: Kept) -> Result<(), CoordinatorError> {
-        match kept {
-            Kept::Journaled(number) => self.tell(Input::Journaled(number))?,
-            Kept::Part(from, of) => {
-                self.kept.insert((of.epoch, of.version, of.stage));
-                self.write(from, Post::Kept(of), Vec::new());
-            }
-            Kept::Found(to, of, file) => {
-                let found = file.is_some();
-                self.write(to, Post::Fetched(of, found), file.into_iter().map(Bytes::from).collect());
-            }
-        }
-        Ok(())
-    }
-
     fn tell(&mut self, input: Input) -> Result<(), CoordinatorError> {
         let mut commands = Vec::new();
         let before = (self.machine.journal().step, self.machine.journal().epoch);
+        let safe = self.machine.journal().checkpoint;
         self.machine.handle(input, self.now(), &mut commands);
         self.carry_out(commands)?;
+        if self.machine.journal().checkpoint > safe {
+            self.announce_checkpoint();
+        }
         let book = self.machine.journal();
         if (book.step, book.epoch) != before {
             let (step, epoch) = (book.step, book.epoch);
@@ -529,57 +526,6 @@ impl Coordinator {
         if self.news.len() > MOST_NEWS {
             self.news.pop_front();
         }
-    }
-
-    fn look(&mut self) {
-        self.next_look = Instant::now() + LOOK;
-        let (book, overview) = (self.machine.journal(), self.machine.overview());
-        let mut stages: Vec<StageStatus> = overview
-            .open_lots
-            .iter()
-            .map(|&open_lots| StageStatus { open_lots, ..StageStatus::default() })
-            .collect();
-        let mut idle = Vec::new();
-        for worker in &overview.workers {
-            let (key, site) = match self.registry.by_number(worker.peer.0) {
-                Some((key, guest)) => (key.short(), guest.site),
-                None => Default::default(),
-            };
-            let status = PeerStatus {
-                number: worker.peer.0,
-                key,
-                site,
-                queued: worker.queued,
-                active: worker.active,
-                leaving: worker.leaving,
-            };
-            match worker.stage.and_then(|stage| stages.get_mut(stage.0 as usize)) {
-                Some(stage) => stage.peers.push(status),
-                None => idle.push(status),
-            }
-        }
-        let tokens: u64 = self.recent.iter().skip(1).map(|(_, tokens)| tokens).sum();
-        let span = match (self.recent.front(), self.recent.back()) {
-            (Some((first, _)), Some((last, _))) => last.duration_since(*first).as_secs_f64(),
-            _ => 0.0,
-        };
-        self.status.send_replace(Status {
-            name: self.charter.run.name.clone(),
-            step: book.step.0,
-            steps: book.last_step.unwrap_or(self.charter.spec.steps).0,
-            rollbacks: book.epoch.0.saturating_sub(1),
-            checkpoint: book.checkpoint.0,
-            loss: self.last_loss,
-            tokens_per_s: if span > 0.0 { tokens as f64 / span } else { 0.0 },
-            steps_per_s: if span > 0.0 { (self.recent.len() - 1) as f64 / span } else { 0.0 },
-            waits_for: self.machine.why_waiting(),
-            paused: book.paused,
-            finished: self.machine.is_finished(),
-            stages,
-            idle,
-            drivers: overview.drivers.len() as u32,
-            news: self.news.iter().cloned().collect(),
-        });
     }
 
     fn now(&self) -> Time {

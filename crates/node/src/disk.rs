@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use starling_model::checkpoint::{self, Checkpoint, Draft, OpenError, Part, Progress, SaveError};
+use starling_model::checkpoint::{self, Checkpoint, Draft, OpenError, Part, Piece, Progress, SaveError};
 use starling_swarm::ids::{Epoch, Step};
 use starling_swarm::journal::Record;
 use starling_swarm::worker::io::StateOf;
@@ -13,6 +13,7 @@ use starling_transport::identity::PublicKey;
 use tokio::sync::mpsc;
 
 use crate::journal::{Journal, JournalError};
+use crate::post::Post;
 
 /// Records that wait for their thread, at the most: the machine waits for them, so it is a fault if there are more.
 const MOST_RECORDS: usize = 4096;
@@ -32,6 +33,9 @@ pub struct Disk {
 enum Chore {
     Keep(PublicKey, StateOf, Part),
     Fetch(PublicKey, StateOf, Vec<String>),
+    /// The newest, for somebody who may copy it.
+    Announce(PublicKey),
+    Read(PublicKey, u64, Piece),
 }
 
 /// What was done.
@@ -41,8 +45,8 @@ pub enum Kept {
     Journaled(u64),
     /// A part of a checkpoint is safe.
     Part(PublicKey, StateOf),
-    /// The parameters that somebody wanted.
-    Found(PublicKey, StateOf, Option<Vec<u8>>),
+    /// What somebody wanted was read: this is the answer.
+    Answer(PublicKey, Box<Post>, Vec<u8>),
 }
 
 /// Why something could not be kept.
@@ -116,6 +120,16 @@ impl Disk {
         let _ = self.parts.try_send(Chore::Fetch(to, of, parameters));
     }
 
+    /// Tells somebody of the newest checkpoint.
+    pub fn announce(&self, to: PublicKey) {
+        let _ = self.parts.try_send(Chore::Announce(to));
+    }
+
+    /// Reads a piece of a checkpoint for somebody, in the same way.
+    pub fn read(&self, to: PublicKey, step: u64, piece: Piece) {
+        let _ = self.parts.try_send(Chore::Read(to, step, piece));
+    }
+
     /// What was done next.
     pub async fn next(&mut self) -> Result<Kept, DiskError> {
         self.done.recv().await.unwrap_or(Err(DiskError::Threads))
@@ -163,7 +177,17 @@ fn do_chores(archive: &Archive, mut chores: mpsc::Receiver<Chore>, done: &Done) 
                 Err(error) => Err(error.into()),
             },
             Chore::Fetch(to, of, parameters) => {
-                Ok(Kept::Found(to, of, fetch(&archive.folder, of, &parameters)))
+                let file = fetch(&archive.folder, of, &parameters);
+                let answer = Box::new(Post::Fetched(of, file.is_some()));
+                Ok(Kept::Answer(to, answer, file.unwrap_or_default()))
+            }
+            Chore::Announce(to) => match checkpoint::newest_manifest(&archive.folder) {
+                Some((step, manifest)) => Ok(Kept::Answer(to, Box::new(Post::Checkpoint(step)), manifest)),
+                None => continue,
+            },
+            Chore::Read(to, step, piece) => {
+                let bytes = checkpoint::read_piece(&archive.folder, step, piece).unwrap_or_default();
+                Ok(Kept::Answer(to, Box::new(Post::Piece(step, piece)), bytes))
             }
         };
         if done.blocking_send(result).is_err() {

@@ -1,5 +1,6 @@
 //! A driver as a process: the machine between the network and the corpus.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use starling_swarm::time::Time;
 use tokio::sync::Notify;
 
 use crate::charter::Charter;
+use crate::copies::Copies;
 use crate::member::{Arrived, Member, new_life};
 use crate::post::Post;
 use crate::tensor::Tensor;
@@ -24,6 +26,7 @@ pub struct Driver {
     charter: Charter,
     start: Instant,
     notice: Arc<Notify>,
+    copies: Option<Copies>,
     is_over: bool,
 }
 
@@ -32,7 +35,15 @@ impl Driver {
     pub fn new(member: Member, charter: Charter, sampler: Sampler, notice: Arc<Notify>) -> Driver {
         let (me, site) = (DriverId(member.number()), member.site());
         let machine = driver::Driver::new(me, new_life(), site, charter.spec.clone(), Time(0));
-        Driver { member, machine, sampler, charter, start: Instant::now(), notice, is_over: false }
+        let (start, copies) = (Instant::now(), None);
+        Driver { member, machine, sampler, charter, start, notice, copies, is_over: false }
+    }
+
+    /// From now on it keeps copies of the run's checkpoints in this folder, if it stands in another site than the
+    /// coordinator.
+    pub fn keep_copies(&mut self, folder: &Path) -> std::io::Result<()> {
+        self.copies = Some(Copies::start(folder, self.charter.definition.identity())?);
+        Ok(())
     }
 
     /// Feeds the pipeline until the run is over.
@@ -44,8 +55,14 @@ impl Driver {
                 Some(event) = self.member.next() => match self.member.on_event(event) {
                     Some(Arrived::Swarm(envelope, _)) => self.tell(Input::Message(envelope)),
                     Some(Arrived::Post(Post::Over, _) | Arrived::Refused(_)) => self.is_over = true,
-                    Some(Arrived::Post(..) | Arrived::Coordinator) | None => {}
+                    Some(Arrived::Post(post, body)) => {
+                        if let Some(copies) = &self.copies {
+                            copies.receive(&post, body);
+                        }
+                    }
+                    Some(Arrived::Coordinator) | None => {}
                 },
+                post = next_post(&mut self.copies) => self.member.tell_coordinator(post, Vec::new()),
                 // Its lots are leased to others as soon as its silence is noticed; it holds nothing that could be lost.
                 () = self.notice.notified() => self.is_over = true,
                 () = tokio::time::sleep_until(wake.into()) => {
@@ -85,5 +102,12 @@ impl Driver {
 
     fn now(&self) -> Time {
         Time(self.start.elapsed().as_micros() as u64)
+    }
+}
+
+async fn next_post(copies: &mut Option<Copies>) -> Post {
+    match copies {
+        Some(copies) => copies.next().await,
+        None => std::future::pending().await,
     }
 }

@@ -31,6 +31,7 @@ pub mod charter;
 pub mod closing;
 pub mod compute;
 pub mod coordinator;
+pub mod copies;
 pub mod disk;
 pub mod driver;
 pub mod events;

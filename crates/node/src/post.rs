@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use starling_model::checkpoint::PartHead;
+use starling_model::checkpoint::{PartHead, Piece};
 use starling_swarm::coordinator::Order;
 use starling_swarm::ids::SiteId;
 use starling_swarm::message::{Envelope, Urgency};
@@ -38,6 +38,16 @@ pub enum Post {
     Fetch(StateOf, Vec<String>),
     /// Coordinator → worker: they are the body, if there is such a checkpoint.
     Fetched(StateOf, bool),
+    /// Coordinator → driver: there is a checkpoint of this step; the body is its manifest.
+    Checkpoint(u64),
+    /// Driver → coordinator: this piece of that checkpoint, please.
+    Read(u64, Piece),
+    /// Coordinator → driver: it is the body, unless that checkpoint is gone.
+    Piece(u64, Piece),
+    /// Driver → coordinator: I have a copy of it.
+    Copied(u64),
+    /// Driver → coordinator: I could not copy one, and why.
+    NotCopied(String),
     /// Worker → coordinator: the hashes of the weights of this state.
     Hashes(StateOf, BTreeMap<String, [u8; 32]>),
     /// Coordinator → worker: I know the hashes of this state.
@@ -130,7 +140,7 @@ impl Post {
                 Urgency::Sum => Lane::Sum,
                 Urgency::State => Lane::State,
             },
-            Post::Keep(..) | Post::Fetched(..) => Lane::State,
+            Post::Keep(..) | Post::Fetched(..) | Post::Checkpoint(_) | Post::Piece(..) => Lane::State,
             _ => Lane::Control,
         }
     }

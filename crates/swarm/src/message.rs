@@ -14,7 +14,7 @@ use crate::reduce::ReducePlan;
 use crate::time::Span;
 
 /// The version of the protocol that this code speaks.
-pub const PROTOCOL: u16 = 2;
+pub const PROTOCOL: u16 = 3;
 
 /// Most stages of a pipeline.
 pub const MAX_STAGES: usize = 1024;

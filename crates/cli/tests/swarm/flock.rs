@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use starling_model::checkpoint;
 use starling_node::events::{self, Event};
 use starling_node::status::Status;
 
@@ -218,6 +219,28 @@ impl Flock {
         self.place.good("run resume run");
     }
 
+    /// Waits until another site has a copy of a checkpoint; then all machines are gone, and with them all but the copy,
+    /// at which a new run begins. Returns its step.
+    pub fn lose_all_but_a_copy(&mut self, peers: usize) -> u64 {
+        let until = Instant::now() + PATIENCE;
+        let (copy, step) = loop {
+            let folders = (1..=self.lives).map(|life| format!("run/peers/{life}/checkpoints"));
+            let copies = folders.filter_map(|folder| checkpoint::list(&self.place.path(&folder)).ok());
+            if let Some((step, path)) = copies.flatten().next() {
+                break (path, step);
+            }
+            assert!(Instant::now() < until, "there is no copy; {}", self.state());
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        self.end_all();
+        self.peers.clear();
+        let name = copy.file_name().unwrap().to_str().unwrap().to_string();
+        std::fs::rename(&copy, self.place.path(&name)).unwrap();
+        std::fs::remove_dir_all(self.place.path("run")).unwrap();
+        self.coordinate(&format!("run new flock.toml --out run --from {name} --peers {peers}"));
+        step
+    }
+
     fn end_all(&mut self) {
         let peers = self.peers.iter_mut().map(|peer| &mut peer.child);
         for child in peers.chain(&mut self.coordinator) {
@@ -312,9 +335,15 @@ impl Flock {
 
     /// The first step after which the weights are not those of one process.
     pub fn first_difference(&self, weights: &BTreeMap<u64, String>) -> Option<u64> {
+        self.first_difference_from(0, weights)
+    }
+
+    /// The same, of the steps from this one on.
+    pub fn first_difference_from(&self, first: u64, weights: &BTreeMap<u64, String>) -> Option<u64> {
         let expected = self.train_in_one_process(weights.keys().next_back().map_or(1, |last| last + 1));
         let hashes = self.place.hashes(&expected);
-        let step = (0..hashes.len() as u64).find(|step| weights.get(step) != hashes.get(*step as usize))?;
+        let step =
+            (first..hashes.len() as u64).find(|step| weights.get(step) != hashes.get(*step as usize))?;
         println!("step {step}: {:?}, expected {:?}", weights.get(&step), hashes.get(step as usize));
         Some(step)
     }

@@ -142,6 +142,24 @@ fn a_run_goes_on_with_other_numbers_of_stages_sites_and_peers() {
     assert!(told.contains("another training"), "{told}");
 }
 
+#[test]
+fn a_run_goes_on_from_the_copy_in_another_site_when_every_machine_is_lost() {
+    let mut flock = Flock::with_workers("", "aab");
+    let step = flock.lose_all_but_a_copy(3);
+    flock.start_driver("c");
+    for site in ["a", "c", "c"] {
+        flock.start_worker(site);
+    }
+    flock.go_on_for(1); // The log of the new run begins.
+    flock.go_on_for(7);
+    let weights = flock.finish();
+    assert_eq!(flock.first_difference_from(step, &weights), None);
+    assert!(weights.len() >= 7 && weights.keys().all(|&of| of >= step), "{:?}", weights.keys());
+    flock.place.good("checkpoint verify run");
+    let told = flock.place.bad("run new flock.toml --out other --from run/checkpoints --peers 1");
+    assert!(told.contains("manifest") && !flock.place.path("other").exists(), "{told}");
+}
+
 /// Promise (b): with the shortest way of adding up, only the last bits depend on who computed what.
 #[test]
 fn a_fast_reduction_follows_the_curve_of_one_process_through_kills() {

@@ -109,6 +109,11 @@ impl Aside {
         Ok(Aside { path })
     }
 
+    /// Where it is written.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Writes and syncs one file.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), SaveError> {
         let path = self.path.join(name);

@@ -71,6 +71,8 @@ pub struct Figure {
 pub enum Must {
     AtMost(f64),
     AtLeast(f64),
+    /// So far from 1 at the most.
+    NearOne(f64),
 }
 
 pub fn run(arguments: &Arguments) -> Result<()> {
@@ -137,6 +139,7 @@ impl Must {
         match self {
             Self::AtMost(bound) => value <= bound,
             Self::AtLeast(bound) => value >= bound,
+            Self::NearOne(bound) => (value - 1.0).abs() <= bound,
         }
     }
 }
@@ -146,6 +149,7 @@ impl std::fmt::Display for Must {
         match self {
             Self::AtMost(bound) => write!(f, "at most {}", short(*bound)),
             Self::AtLeast(bound) => write!(f, "at least {}", short(*bound)),
+            Self::NearOne(bound) => write!(f, "1 ± {}", short(*bound)),
         }
     }
 }

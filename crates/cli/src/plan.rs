@@ -88,7 +88,7 @@ fn report(run: &Run, arguments: &Arguments) -> Result<String> {
 
 fn stages(run: &Run) -> Result<Vec<StagePlan>> {
     let architecture = run.model.architecture(vocabulary(&run.data));
-    Ok(pipeline::plan(&architecture, run.optimiser.rule(), &run.train)?)
+    Ok(pipeline::plan(&architecture, run.optimiser.rule(), &run.train, run.swarm.reduce)?)
 }
 
 fn vocabulary(data: &DataConfig) -> usize {

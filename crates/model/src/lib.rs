@@ -55,6 +55,7 @@ pub mod device;
 pub mod engine;
 pub mod generate;
 pub mod gpt2;
+pub mod holding;
 pub mod layout;
 pub mod local;
 pub mod lots;

@@ -290,8 +290,27 @@ impl<E: Engine> Stage for LocalStage<E> {
         self.waiting.remove(&ticket.0);
     }
 
-    fn revoke(&mut self, step: u64, lot: u32) -> Range<u32> {
-        self.sums.get_mut(&step).map_or(0..0, |sums| sums.revoke(lot))
+    fn merge(&mut self, step: u64) {
+        let (engine, all) = (&self.units.engine, Span { start: 0, len: self.units.gradient_len });
+        if let Some(sums) = self.sums.get_mut(&step) {
+            sums.merge(|sum, gradient| engine.add(sum, all, gradient, all));
+        }
+    }
+
+    fn revoke(&mut self, step: u64, lot: u32) -> Vec<u32> {
+        self.sums.get_mut(&step).map(|sums| sums.revoke(lot)).unwrap_or_default()
+    }
+
+    fn merged(&self, step: u64) -> Vec<u32> {
+        let merged = self.sums.get(&step).and_then(StepSums::merged);
+        merged.map(|(lots, _)| lots.iter().copied().collect()).unwrap_or_default()
+    }
+
+    fn read_merged(&self, step: u64, piece: Range<usize>) -> Result<Vec<u8>, StageError> {
+        let merged = self.sums.get(&step).and_then(StepSums::merged);
+        let (_, sum) = merged.ok_or_else(|| StageError::Unknown("sum of merged lots".into()))?;
+        check::piece(piece.start, piece.end, self.gradient_len())?;
+        Ok(self.units.engine.read(sum, Span { start: piece.start, len: piece.len() }))
     }
 
     fn held(&self, step: u64) -> Vec<Node> {

@@ -138,6 +138,11 @@ impl<S> Tree<S> {
         self.sums.keys().copied()
     }
 
+    /// Its nodes with their sums.
+    pub fn into_sums(self) -> impl Iterator<Item = (Node, S)> {
+        self.sums.into_iter()
+    }
+
     /// The sum at a node.
     pub fn sum(&self, node: Node) -> Option<&S> {
         self.sums.get(&node)

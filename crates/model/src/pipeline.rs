@@ -12,10 +12,11 @@ use crate::engine::emulated::Emulated;
 use crate::engine::naive::Naive;
 use crate::engine::{Engine, Shape};
 use crate::gpt2::Unit;
+use crate::holding::worker_bytes;
 use crate::local::{LocalStage, Units};
 use crate::memory;
 use crate::optimiser::Rule;
-use crate::run::{Precision, TrainConfig};
+use crate::run::{Precision, Reduce, TrainConfig};
 use crate::stage::{Hidden, Input, Keep, Loss, Meta, Microbatch, Output, Stage, StageError, Want};
 
 /// The stages of a model, in order.
@@ -116,7 +117,7 @@ pub struct StagePlan {
     pub parameters: u64,
     /// Elements of a gradient as it is reduced, a slot for each use of a parameter.
     pub gradient: u64,
-    /// Bytes that a peer of it needs, with one microbatch in flight.
+    /// Bytes that a worker of a swarm needs for it, all in all.
     pub memory_bytes: u64,
     /// Multiplications and additions of a forward pass, for each token.
     pub forward_operations: u64,
@@ -127,11 +128,12 @@ pub fn plan(
     architecture: &Architecture,
     rule: Rule,
     train: &TrainConfig,
+    reduce: Reduce,
 ) -> Result<Vec<StagePlan>, BuildError> {
     match engine(&TrainConfig { threads: 1, ..train.clone() })? {
-        Kind::Single(engine) => Ok(plan_on(engine, architecture, rule, train)),
-        Kind::Double(engine) => Ok(plan_on(engine, architecture, rule, train)),
-        Kind::Emulated(engine) => Ok(plan_on(engine, architecture, rule, train)),
+        Kind::Single(engine) => Ok(plan_on(engine, architecture, rule, train, reduce)),
+        Kind::Double(engine) => Ok(plan_on(engine, architecture, rule, train, reduce)),
+        Kind::Emulated(engine) => Ok(plan_on(engine, architecture, rule, train, reduce)),
     }
 }
 
@@ -140,19 +142,21 @@ fn plan_on<E: Engine>(
     architecture: &Architecture,
     rule: Rule,
     train: &TrainConfig,
+    reduce: Reduce,
 ) -> Vec<StagePlan> {
-    let plan_of = |range: Range<usize>| {
+    let size = (rule.moments(), microbatch_shape(architecture, train));
+    let plan_of = |(stage, range): (usize, Range<usize>)| {
         let units = Units::new(engine.clone(), architecture.clone(), range.clone(), 0);
         let list = architecture.units()[range].to_vec();
         StagePlan {
             parameters: units.layout.len() as u64,
             gradient: units.gradient_len as u64,
-            memory_bytes: units.plan(rule.moments(), microbatch_shape(architecture, train), 1, train.keep),
+            memory_bytes: worker_bytes(&units, size, train, reduce, stage),
             forward_operations: list.iter().map(|&unit| architecture.forward_operations(unit)).sum(),
             units: list,
         }
     };
-    cut(architecture, train.stages).into_iter().map(plan_of).collect()
+    cut(architecture, train.stages).into_iter().enumerate().map(plan_of).collect()
 }
 
 fn microbatch_shape(architecture: &Architecture, train: &TrainConfig) -> Shape {

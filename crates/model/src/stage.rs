@@ -251,10 +251,16 @@ pub trait Stage: Send {
     fn discard(&mut self, pending: Pending);
     /// Throws away what is kept of a forward pass.
     fn forget(&mut self, ticket: Ticket);
+    /// Adds the sealed lots of a step up into one sum, in whatever order: for who does not need the tree.
+    fn merge(&mut self, step: u64);
     /// Drops a lot whole, with the lots it was merged with; returns the lots that must be done again.
-    fn revoke(&mut self, step: u64, lot: u32) -> Range<u32>;
+    fn revoke(&mut self, step: u64, lot: u32) -> Vec<u32>;
     /// The sums of a step that it holds: nodes of the tree over lots.
     fn held(&self, step: u64) -> Vec<Node>;
+    /// The lots of a step that were merged.
+    fn merged(&self, step: u64) -> Vec<u32>;
+    /// Little-endian bytes of a piece of their sum.
+    fn read_merged(&self, step: u64, piece: Range<usize>) -> Result<Vec<u8>, StageError>;
     /// Little-endian bytes of a piece of the sum at a node.
     fn read_sum(&self, step: u64, node: Node, piece: Range<usize>) -> Result<Vec<u8>, StageError>;
 

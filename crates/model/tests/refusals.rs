@@ -9,7 +9,7 @@ use starling_model::engine::{Dtype, Shape};
 use starling_model::local::LocalStage;
 use starling_model::lots::{Lots, Node};
 use starling_model::optimiser::{OptimiserConfig, Update};
-use starling_model::reduce::settle_shared;
+use starling_model::reduce::{add_bytes, settle_shared};
 use starling_model::stage::{
     Commit, Folded, Hidden, Input, Keep, Meta, Microbatch, Output, Pending, Reduction, Stage, StageError,
     State, Want,
@@ -80,13 +80,44 @@ fn a_revoked_lot_can_be_done_again() {
         stage.fold(gradient, LOTS).unwrap();
     }
     let whole = stage.read_sum(0, Node::root(2), 0..stage.gradient_len()).unwrap();
-    assert_eq!(stage.revoke(0, 1), 0..2); // Both lots were merged, so both are gone.
+    assert_eq!(stage.revoke(0, 1), [0, 1]); // Both lots were merged, so both are gone.
     assert!(stage.held(0).is_empty());
     for index in [3, 2, 1, 0] {
         let gradient = pending(&mut stage, index);
         stage.fold(gradient, LOTS).unwrap();
     }
     assert_eq!(stage.read_sum(0, Node::root(2), 0..stage.gradient_len()).unwrap(), whole);
+}
+
+#[test]
+fn merged_lots_are_one_sum_and_go_together() {
+    let mut stage = stage(0..4);
+    let all = 0..stage.gradient_len();
+    assert!(matches!(refusal(stage.read_merged(0, all.clone())), StageError::Unknown(_)));
+    let fold = |stage: &mut LocalStage<Naive<f32>>, index| {
+        let gradient = pending(stage, index);
+        stage.fold(gradient, LOTS).unwrap()
+    };
+    for index in [2, 3] {
+        fold(&mut stage, index);
+    }
+    let second = stage.read_sum(0, Node::lot(1), all.clone()).unwrap();
+    stage.merge(0);
+    assert_eq!((stage.merged(0), stage.held(0)), (vec![1], Vec::new()));
+    assert_eq!(stage.read_merged(0, all.clone()).unwrap(), second);
+    for index in [0, 1] {
+        fold(&mut stage, index);
+    }
+    let first = stage.read_sum(0, Node::lot(0), all.clone()).unwrap();
+    stage.merge(0);
+    let mut both = second;
+    add_bytes(Dtype::F32, &mut both, &first);
+    assert_eq!((stage.merged(0), stage.held(0)), (vec![0, 1], Vec::new()));
+    assert_eq!(stage.read_merged(0, all).unwrap(), both);
+    let again = pending(&mut stage, 2);
+    assert!(matches!(refusal(stage.fold(again, LOTS)), StageError::Twice { microbatch: 2, lot: 1 }));
+    assert_eq!(stage.revoke(0, 1), [0, 1]);
+    assert!(stage.merged(0).is_empty());
 }
 
 #[test]
@@ -130,7 +161,7 @@ fn work_of_a_distant_step_is_refused() {
     let (_, gradient) = stage.backward(ticket, None).unwrap();
     stage.fold(gradient, LOTS).unwrap();
     stage.apply(&Commit { step: 0, version: 0, update: None }).unwrap();
-    assert_eq!(stage.revoke(1, 0), 0..1);
+    assert_eq!(stage.revoke(1, 0), [0]);
 }
 
 #[test]

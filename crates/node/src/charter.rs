@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use starling_model::config::Architecture;
 use starling_model::engine::Dtype;
+use starling_model::holding;
 use starling_model::pipeline::{self, BuildError, StagePlan};
 use starling_model::run::{self, Definition, Precision, Run};
 use starling_swarm::ids::{RunId, StageId, Step};
@@ -30,7 +31,7 @@ impl Charter {
     /// The charter of a run that begins with `peers` workers.
     pub fn new(run: Run, definition: Definition, peers: usize) -> Result<Charter, CharterError> {
         let (architecture, rule) = (run.model.architecture(definition.vocabulary), run.optimiser.rule());
-        let stages = pipeline::plan(&architecture, rule, &run.train)?;
+        let stages = pipeline::plan(&architecture, rule, &run.train, run.swarm.reduce)?;
         let operations = stages.iter().map(|stage| stage.forward_operations as f64);
         let mean = operations.clone().sum::<f64>() / stages.len() as f64;
         let element = match run.train.precision {
@@ -48,9 +49,14 @@ impl Charter {
             return Err(CharterError::Uses { uses_bytes, most });
         }
         let lots = run.train.lots();
-        // Who has a lot at work has room for the next two, so that it never waits between lots.
+        let tuning = Tuning {
+            quorum: peers.max(stages.len()),
+            jobs: holding::most_jobs(lots),
+            depth: holding::IN_FLIGHT,
+            keep_bytes: holding::KEPT_BYTES,
+            ..Tuning::default()
+        };
         let lots = Lots { microbatches: lots.microbatches, lots: lots.lots };
-        let jobs = Tuning::default().jobs.max(3 * lots.largest() as usize);
         let spec = Spec {
             run: run_id(&definition),
             stages: stages.len() as u16,
@@ -70,7 +76,7 @@ impl Charter {
                 true => 0,
                 false => stages.iter().map(|stage| stage.memory_bytes).max().unwrap_or(0),
             },
-            tuning: Tuning { quorum: peers.max(stages.len()), jobs, ..Tuning::default() },
+            tuning,
         };
         Ok(Charter { run, definition, spec })
     }
@@ -84,7 +90,7 @@ impl Charter {
     pub fn measure(&self) -> Result<(f64, String), BuildError> {
         let (run, rule) = (&self.run, self.run.optimiser.rule());
         let architecture = run.model.architecture(self.definition.vocabulary);
-        let stages = pipeline::plan(&architecture, rule, &run.train)?;
+        let stages = pipeline::plan(&architecture, rule, &run.train, run.swarm.reduce)?;
         let forward: u64 = stages.iter().map(|stage| stage.forward_operations).sum();
         let tokens = run.train.microbatch.min(run.train.batch) as usize * architecture.context;
         let operations = 3.0 * forward as f64 * tokens as f64 / stages.len() as f64;

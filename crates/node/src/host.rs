@@ -17,8 +17,8 @@ use starling_model::lots;
 use starling_model::pipeline::BuildError;
 use starling_model::reduce::sum_of_uses;
 use starling_model::stage::{
-    self, Hidden, Input as StageInput, Keep, Loss, Output, Pending, Prepared, Reduction, Shared, Stage,
-    StageError, State, Ticket,
+    self, Folded, Hidden, Input as StageInput, Keep, Loss, Output, Pending, Prepared, Reduction, Shared,
+    Stage, StageError, State, Ticket,
 };
 use starling_swarm::ids::*;
 use starling_swarm::lots::Lots;
@@ -29,7 +29,7 @@ use starling_swarm::worker::{Command, Input};
 
 use crate::events::Event;
 use crate::sabotage::{FROM_STEP, Sabotage, spoil};
-use crate::tensor::Tensor;
+use crate::tensor::{Sum, Tensor};
 use crate::tensors::Tensors;
 
 /// What a stage tells of its reduced gradient: the commit's constants are made of it.
@@ -54,6 +54,8 @@ pub enum Done {
     Tell(Input),
     /// Send this, with what its payload stands for.
     Send(Envelope, Option<Arc<Tensor>>),
+    /// Of these, which may take their time, one was read: send it, if it was, then have the next one read.
+    Contribution(Option<(Envelope, Vec<Sum>)>),
     /// Keep this where it survives us, then tell the machine.
     Save(StateOf, Part),
     /// Write this down, before anything that follows.
@@ -77,6 +79,7 @@ pub struct Host {
     lots: Lots,
     keep: Keep,
     hash_every: u64,
+    merges: bool,
     sabotage: Option<Sabotage>,
     /// The weights of the version before, if they are misused on purpose.
     old_weights: Vec<u8>,
@@ -119,6 +122,7 @@ impl Host {
             lots,
             keep,
             hash_every: 0,
+            merges: false,
             sabotage: None,
             old_weights: Vec::new(),
             holding: None,
@@ -137,6 +141,11 @@ impl Host {
     /// From now on it tells the hashes of the weights after every so many steps; 0: never.
     pub fn hash_every(&mut self, steps: u64) {
         self.hash_every = steps;
+    }
+
+    /// From now on sealed lots are merged whatever their places in the tree: only sums over all of them are wanted.
+    pub fn merge_all(&mut self) {
+        self.merges = true;
     }
 
     /// From now on it does something wrong on purpose.
@@ -162,9 +171,11 @@ impl Host {
             _ => None,
         };
         let loads = if let Command::Load { of, .. } = &command { Some(*of) } else { None };
+        let contributes = matches!(command, Command::Contribute(_));
         let settles = if let Command::Settle(no, round, _) = &command { Some((*no, *round)) } else { None };
         let result = self.try_to(command, done);
         if result.is_err() {
+            done.extend(contributes.then_some(Done::Contribution(None)));
             done.extend(job.map(|job| Done::Tell(Input::Failed(job))));
             done.extend(loads.map(|of| Done::Tell(Input::LoadFailed(of))));
             done.extend(settles.map(|(no, round)| Done::Tell(Input::SettleFailed(no, round))));
@@ -224,9 +235,9 @@ impl Host {
                 let sums = self.read(contribute.fence.step, &contribute.nodes, piece)?;
                 self.note_given(contribute.fence.step, &contribute.nodes, done);
                 // Nobody asks for it again: it lives until it is sent.
-                let tensor = Arc::new(Tensor::Sums(sums));
-                let payload = Payload { handle: 0, bytes: tensor.bytes() };
-                done.push(Done::Send(contribute.message(payload), Some(tensor)));
+                let bytes = sums.iter().map(|sum| sum.bytes.len() as u64).sum();
+                let message = contribute.message(Payload { handle: 0, bytes });
+                done.push(Done::Contribution(Some((message, sums))));
             }
             Command::Sum(number, due) => self.sum(number, due, done)?,
             Command::WriteReduced { start, payload, keep, .. } => {
@@ -411,7 +422,11 @@ impl Host {
         let job = self.jobs.get_mut(&id).ok_or(HostError::Gone)?;
         let (pending, samples) = (job.pending.take().ok_or(HostError::Gone)?, job.samples.clone());
         let lots = lots::Lots { microbatches: self.lots.microbatches, lots: self.lots.lots };
-        self.held()?.fold(pending, lots)?;
+        let merges = self.merges;
+        let stage = self.held()?;
+        if stage.fold(pending, lots)? == Folded::Sealed && merges {
+            stage.merge(at.step.0);
+        }
         self.losses.extend(pending.loss.map(|loss| ((at.step, pending.microbatch.index), loss)));
         if let Some(StateOf { stage, epoch, .. }) = self.holding {
             done.push(Done::Note(Event::Folded {

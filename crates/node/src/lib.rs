@@ -47,4 +47,5 @@ pub mod sabotage;
 pub mod status;
 pub mod tensor;
 pub mod tensors;
+pub mod toll;
 pub mod worker;

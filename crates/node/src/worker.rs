@@ -1,6 +1,6 @@
 //! A worker as a process: the machine between the network and the thread that computes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -10,8 +10,9 @@ use starling_model::memory;
 use starling_model::pipeline::BuildError;
 use starling_swarm::ids::PeerId;
 use starling_swarm::message::Capability;
+use starling_swarm::spec::Reduce;
 use starling_swarm::time::Time;
-use starling_swarm::worker::io::StateOf;
+use starling_swarm::worker::io::{Contribute, StateOf};
 use starling_swarm::worker::{self, Command, Input};
 use tokio::sync::{Notify, mpsc};
 
@@ -22,7 +23,9 @@ use crate::host::{Done, Fetch, Host};
 use crate::member::{Arrived, Member, new_life};
 use crate::post::Post;
 use crate::sabotage::Sabotage;
+use crate::tensor::{Sum, Tensor};
 use crate::tensors::Tensors;
+use crate::toll::Toll;
 
 /// Versions whose hashes are kept until they are noted, at the most.
 const MOST_HASHES: usize = 64;
@@ -40,6 +43,10 @@ pub struct Worker {
     wanted: mpsc::Receiver<Wanted>,
     /// Who waits for which.
     fetching: BTreeMap<StateOf, SyncSender<Option<Bytes>>>,
+    /// Sums that others wait for, and that are not read yet: one is read at a time.
+    contributions: VecDeque<Contribute>,
+    reads: bool,
+    toll: Toll,
     /// The hashes of the last versions' weights, and whether the coordinator has noted them.
     hashes: BTreeMap<StateOf, (BTreeMap<String, [u8; 32]>, bool)>,
     start: Instant,
@@ -85,6 +92,9 @@ impl Worker {
         let mut host = Host::new(me, build, fetch_by(sender), lots, keep);
         host.hash_every(charter.run.train.hash_every);
         host.sabotage(sabotage);
+        if charter.spec.reduce == Reduce::Fast {
+            host.merge_all();
+        }
         let tensors = host.tensors().clone();
         let (speed, class) = charter.measure().map_err(WorkerError::Device)?;
         let (site, memory_bytes, link_bytes_per_s) = (member.site(), available, 125e6);
@@ -99,6 +109,9 @@ impl Worker {
             tensors,
             wanted,
             fetching,
+            contributions: VecDeque::new(),
+            reads: false,
+            toll: Toll::default(),
             hashes: BTreeMap::new(),
             start,
             notice,
@@ -122,6 +135,7 @@ impl Worker {
                         self.on_arrived(arrived);
                     }
                 }
+                () = self.toll.less(), if !self.contributions.is_empty() => self.read_contributions(),
                 () = self.notice.notified() => self.on_notice(),
                 () = tokio::time::sleep_until(wake.into()) => self.on_wake(),
             }
@@ -192,6 +206,16 @@ impl Worker {
                 Done::Note(_) => {} // The thread that computes has written it down.
                 Done::Tell(input) => self.tell(input),
                 Done::Send(envelope, tensor) => self.member.send(envelope, tensor.as_ref()),
+                Done::Contribution(read) => {
+                    self.reads = false;
+                    if let Some((envelope, sums)) = read {
+                        let counted =
+                            sums.into_iter().map(|sum| Sum { bytes: self.toll.count(sum.bytes), ..sum });
+                        let tensor = Arc::new(Tensor::Sums(counted.collect()));
+                        self.member.send(envelope, Some(&tensor));
+                    }
+                    self.read_contributions();
+                }
                 Done::Save(of, part) => {
                     self.member.tell_coordinator(Post::Keep(of, part.head), vec![part.file.into()]);
                 }
@@ -230,8 +254,28 @@ impl Worker {
                     let tensor = envelope.payload().and_then(|payload| self.tensors.get(payload));
                     self.member.send(envelope, tensor.as_ref());
                 }
-                command => self.compute.carry_out(command, self.member.clock()),
+                Command::Contribute(contribute) => self.contributions.push_back(contribute),
+                command => {
+                    match command {
+                        Command::BeginReduce(_) => self.contributions.clear(),
+                        Command::DropBefore(step) => self.contributions.retain(|of| of.fence.step >= step),
+                        _ => {}
+                    }
+                    self.compute.carry_out(command, self.member.clock());
+                }
             }
+        }
+        self.read_contributions();
+    }
+
+    /// Has the next of our sums read for the others, if those before it have left.
+    fn read_contributions(&mut self) {
+        if !self.reads
+            && self.toll.has_room()
+            && let Some(contribute) = self.contributions.pop_front()
+        {
+            self.reads = true;
+            self.compute.carry_out(Command::Contribute(contribute), self.member.clock());
         }
     }
 

@@ -229,7 +229,10 @@ impl Swarm {
             for done in all_done {
                 match done {
                     Done::Send(envelope, tensor) => self.inbox.push_back((envelope, tensor)),
-                    Done::Hashed(..) | Done::Note(_) => {}
+                    Done::Contribution(Some((envelope, sums))) => {
+                        self.inbox.push_back((envelope, Some(Arc::new(Tensor::Sums(sums)))));
+                    }
+                    Done::Contribution(None) | Done::Hashed(..) | Done::Note(_) => {}
                     Done::Save(of, part) => {
                         self.checkpoints.lock().unwrap().insert((of.stage, of.version), part.file);
                         inputs.push_back(worker::Input::Saved(of));

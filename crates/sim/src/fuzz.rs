@@ -46,6 +46,7 @@ pub fn scenario(seed: u64) -> Scenario {
     scenario.spec.steps = Step(rng.between(2, 6));
     scenario.spec.checkpoint_every = rng.below(3);
     scenario.spec.elements = vec![rng.between(1, 12)];
+    scenario.spec.tuning.part_elements = rng.between(1, 6);
     scenario.between = if rng.chance(0.5) { Link::REGIONAL } else { Link::INTERCONTINENTAL };
     let sites = rng.between(1, 2);
     for peer in &mut scenario.peers {

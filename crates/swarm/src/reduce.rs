@@ -16,6 +16,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{Attempt, PeerId, SiteId, StageId};
 
+/// A vector is not cut for its length alone into more parts than this: a member that has not heard of the plan must be
+/// able to keep what comes ahead of it.
+const MOST_CUTS: u64 = 64;
+
 /// One attempt to reduce one stage; the message's fence carries step and attempt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReducePlan {
@@ -73,6 +77,16 @@ pub struct Member {
 }
 
 impl Part {
+    /// The same in equal parts of so many elements at the most.
+    fn cut(self, most: u64) -> impl Iterator<Item = Part> {
+        let len = self.end - self.start;
+        let parts = len.div_ceil(most.max(1));
+        let at =
+            move |number: u64| self.start + (u128::from(len) * u128::from(number) / u128::from(parts)) as u64;
+        let (owners, root, since) = (self.owners, self.root, self.since);
+        (0..parts).map(move |n| Part { start: at(n), end: at(n + 1), owners: owners.clone(), root, since })
+    }
+
     /// Who adds up the groups' sums.
     pub fn root_owner(&self) -> Option<PeerId> {
         self.owners.get(self.root as usize).copied()
@@ -161,14 +175,14 @@ impl ReducePlan {
     }
 }
 
-/// Makes the plan. `broken` names pairs that could not talk in an earlier attempt; a pair without a third
+/// Makes the plan for so many elements, in parts of `most` at the most. `broken` names pairs that could not talk in an earlier attempt; a pair without a third
 /// member to pass on is returned as an error, and its caller excludes one of the two.
 pub fn plan(
     stage: StageId,
     attempt: Attempt,
     members: &BTreeMap<PeerId, Member>,
     holders: Vec<(PeerId, u64)>,
-    elements: u64,
+    (elements, most): (u64, u64),
     broken: &BTreeSet<(PeerId, PeerId)>,
 ) -> Result<ReducePlan, (PeerId, PeerId)> {
     let mut sites: BTreeMap<SiteId, Vec<(PeerId, f64)>> = BTreeMap::new();
@@ -177,6 +191,8 @@ pub fn plan(
     }
     let groups: Vec<Vec<(PeerId, f64)>> = sites.into_values().collect();
     let parts = parts(&groups, elements, attempt);
+    let parts: Vec<Part> =
+        parts.into_iter().flat_map(|part| part.cut(most.max(elements / MOST_CUTS))).collect();
     let mut relays = Vec::new();
     for &(a, b) in broken {
         if members.contains_key(&a) && members.contains_key(&b) {
@@ -360,7 +376,7 @@ mod tests {
     fn with_two_sites_every_sum_crosses_once_and_every_result_once() {
         let members = members(&[(0, 0, 1.0), (1, 0, 1.0), (2, 0, 1.0), (3, 1, 1.0), (4, 1, 2.0)]);
         let holders = members.keys().map(|&peer| (peer, 0)).collect();
-        let made = plan(StageId(0), Attempt(1), &members, holders, 1000, &BTreeSet::new()).unwrap();
+        let made = plan(StageId(0), Attempt(1), &members, holders, (1000, 1000), &BTreeSet::new()).unwrap();
         assert!(made.is_sound(1000));
         let mut crossing = 0;
         for part in &made.parts {
@@ -375,6 +391,19 @@ mod tests {
     }
 
     #[test]
+    fn long_parts_are_cut_and_nothing_else_changes() {
+        let members = members(&[(0, 0, 1.0), (1, 0, 3.0), (2, 1, 2.0)]);
+        let cut = |most| plan(StageId(0), Attempt(1), &members, Vec::new(), (1000, most), &BTreeSet::new());
+        let (whole, cut) = (cut(1000).unwrap(), cut(99).unwrap());
+        assert!(cut.is_sound(1000) && cut.parts.iter().all(|part| part.end - part.start <= 99));
+        for part in &cut.parts {
+            let of = whole.parts.iter().find(|whole| whole.start <= part.start && part.end <= whole.end);
+            let of = of.expect("a part lies in one of those that it was cut from");
+            assert_eq!((&part.owners, part.root), (&of.owners, of.root));
+        }
+    }
+
+    #[test]
     fn the_load_balance_vectors_of_hivemind_hold() {
         assert_eq!(split(60, &[0.55, 0.44, 0.40], 10), [41, 19, 0]);
         assert_eq!(split(60, &[0.32, 0.55, 0.44], 10), [0, 40, 20]);
@@ -385,7 +414,7 @@ mod tests {
     fn when_an_owner_is_gone_only_its_parts_change() {
         let all = members(&[(0, 0, 1.0), (1, 0, 1.0), (2, 0, 1.0), (3, 0, 1.0)]);
         let holders: Vec<(PeerId, u64)> = all.keys().map(|&peer| (peer, 7)).collect();
-        let made = plan(StageId(0), Attempt(1), &all, holders.clone(), 400, &BTreeSet::new()).unwrap();
+        let made = plan(StageId(0), Attempt(1), &all, holders.clone(), (400, 40), &BTreeSet::new()).unwrap();
         let mut left = all.clone();
         left.remove(&PeerId(2));
         let gone = [PeerId(2)].into();
@@ -406,7 +435,7 @@ mod tests {
     fn a_pair_that_cannot_talk_goes_through_the_fastest_third() {
         let members = members(&[(1, 0, 1.0), (2, 0, 1.0), (3, 0, 2.0)]);
         let broken = [(PeerId(1), PeerId(2))].into();
-        let made = plan(StageId(0), Attempt(1), &members, vec![(PeerId(1), 0)], 100, &broken).unwrap();
+        let made = plan(StageId(0), Attempt(1), &members, vec![(PeerId(1), 0)], (100, 100), &broken).unwrap();
         assert_eq!(made.next_hop(PeerId(2), PeerId(1)), PeerId(3));
         assert_eq!(made.next_hop(PeerId(2), PeerId(3)), PeerId(3));
         assert!(made.is_sound(100));
@@ -416,7 +445,7 @@ mod tests {
     fn a_pair_without_a_third_is_named() {
         let broken = [(PeerId(1), PeerId(2))].into();
         let members = members(&[(1, 0, 1.0), (2, 0, 1.0)]);
-        let refused = plan(StageId(0), Attempt(1), &members, Vec::new(), 100, &broken);
+        let refused = plan(StageId(0), Attempt(1), &members, Vec::new(), (100, 100), &broken);
         assert_eq!(refused, Err((PeerId(1), PeerId(2))));
     }
 

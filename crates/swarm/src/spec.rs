@@ -134,6 +134,8 @@ pub struct Tuning {
     pub pause: Span,
     /// Microbatches that a worker keeps between forward and backward, at the most.
     pub jobs: usize,
+    /// Elements of a gradient that are added up at a time, at the most, unless that would be very many parts.
+    pub part_elements: u64,
     /// Messages that a worker keeps because they are ahead of it, at the most.
     pub ahead: usize,
     /// Bytes of activations and their gradients that a worker keeps until the commit, so that a lot that was
@@ -162,6 +164,7 @@ impl Default for Tuning {
             unknown: Span::s(10),
             pause: Span::s(30),
             jobs: 32,
+            part_elements: 2 << 20,
             ahead: 256,
             keep_bytes: 1 << 30,
             in_flight: 1 << 16,

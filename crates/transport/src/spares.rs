@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 
 /// Most bytes that are kept, for an endpoint.
-const MAX_KEPT_BYTES: usize = 256 << 20;
+const MAX_KEPT_BYTES: usize = 32 << 20;
 /// Smaller ones are left to the allocator, which keeps them itself.
 const MIN_BYTES: usize = 1 << 20;
 
@@ -97,7 +97,7 @@ mod tests {
     fn what_is_kept_is_bounded() {
         let spares = Arc::new(Spares::default());
         for _ in 0..10 {
-            spares.give_back(Vec::with_capacity(100 << 20));
+            spares.give_back(Vec::with_capacity(12 << 20));
         }
         assert_eq!(spares.kept().buffers.len(), 2);
     }

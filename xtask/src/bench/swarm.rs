@@ -290,22 +290,28 @@ fn many_peers() -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// What a worker of a real model takes, against what the plan says.
+/// What a worker of a real model takes, against what the plan says: with lots of one microbatch and of four.
 fn memory() -> Result<Vec<Figure>> {
-    let text = "model = { context = 16, width = 512, layers = 16, heads = 8 }\n\
-                data = { synthetic = { documents = 200 } }\n\
-                train = { steps = 1000000, batch = 4, microbatch = 1, lots = 4, stages = 2, hash_every = 0 }\n\
-                checkpoint = { every = 0 }\n";
-    let run = Run::parse(text, "memory.toml", &[])?;
-    let stages = pipeline::plan(&run.model.architecture(257), run.optimiser.rule(), &run.train)?;
-    let planned = stages.iter().map(|stage| stage.memory_bytes).max().unwrap_or(0) as f64;
-    let mut flock = Flock::start("memory", text, "aaaa")?;
-    flock.go_on_for(4)?;
-    let peaks: Vec<f64> = (0..4).map(|worker| flock.peak_bytes(worker)).collect::<Result<_>>()?;
-    let most = peaks.into_iter().fold(0.0, f64::max);
-    let name = "a worker's memory ÷ what plan says, the largest of 4";
-    Ok(vec![
-        figure(name, most / planned, "", Some(Must::AtMost(1.05))),
-        figure("what plan says", planned / 1e6, "MB", None),
-    ])
+    let mut figures = Vec::new();
+    for (reduce, batch, lots) in [("exact", 4, 4), ("exact", 32, 8), ("fast", 32, 8)] {
+        let text = format!(
+            "model = {{ context = 16, width = 512, layers = 16, heads = 8 }}\n\
+             data = {{ synthetic = {{ documents = 200 }} }}\n\
+             train = {{ steps = 1000000, batch = {batch}, microbatch = 1, lots = {lots}, stages = 2, hash_every = 0 }}\n\
+             checkpoint = {{ every = 0 }}\nswarm = {{ reduce = \"{reduce}\" }}\n"
+        );
+        let run = Run::parse(&text, "memory.toml", &[])?;
+        let (architecture, rule) = (run.model.architecture(257), run.optimiser.rule());
+        let stages = pipeline::plan(&architecture, rule, &run.train, run.swarm.reduce)?;
+        let planned = stages.iter().map(|stage| stage.memory_bytes).max().unwrap_or(0) as f64;
+        let mut flock = Flock::start("memory", &text, "aaaa")?;
+        flock.go_on_for(4)?;
+        let peaks: Vec<f64> = (0..4).map(|worker| flock.peak_bytes(worker)).collect::<Result<_>>()?;
+        let most = peaks.into_iter().fold(0.0, f64::max);
+        let of = format!("{reduce}, lots of {}", batch / lots);
+        let name = format!("a worker's memory ÷ what plan says, the largest of 4, {of}");
+        figures.push(figure(name, most / planned, "", Some(Must::NearOne(0.05))));
+        figures.push(figure(format!("what plan says, {of}"), planned / 1e6, "MB", None));
+    }
+    Ok(figures)
 }

@@ -1,7 +1,6 @@
 //! The gradients of a step while they are summed: open lots, and the tree of sealed ones.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::lots::{Lots, Node, Tree};
 use crate::stage::{Folded, StageError};
@@ -11,6 +10,8 @@ pub struct StepSums<B> {
     lots: Lots,
     open: BTreeMap<u32, OpenLot<B>>,
     sealed: Tree<B>,
+    /// Sealed lots that were merged whatever their places in the tree.
+    merged: Option<(BTreeSet<u32>, B)>,
 }
 
 /// A lot that lacks microbatches.
@@ -24,7 +25,7 @@ struct OpenLot<B> {
 
 impl<B> StepSums<B> {
     pub fn new(lots: Lots) -> StepSums<B> {
-        StepSums { lots, open: BTreeMap::new(), sealed: Tree::new(lots.lots) }
+        StepSums { lots, open: BTreeMap::new(), sealed: Tree::new(lots.lots), merged: None }
     }
 
     /// Whether the step is cut into lots like this, and has this microbatch.
@@ -37,6 +38,7 @@ impl<B> StepSums<B> {
         let lots = self.lots;
         let lot = lots.lot_of(microbatch);
         let counted = self.sealed.holds(lot)
+            || self.merged.as_ref().is_some_and(|(lots, _)| lots.contains(&lot))
             || self.open.get(&lot).is_some_and(|o| microbatch < o.next || o.early.contains_key(&microbatch));
         if counted { Err(StageError::Twice { microbatch, lot }) } else { Ok(()) }
     }
@@ -68,12 +70,35 @@ impl<B> StepSums<B> {
         Folded::Sealed
     }
 
-    /// Drops a lot, open or sealed, whole; returns the lots that are gone with it.
-    pub fn revoke(&mut self, lot: u32) -> Range<u32> {
-        match self.open.remove(&lot) {
-            Some(_) => lot..lot + 1,
-            None => self.sealed.drop_lot(lot),
+    /// Adds all sealed lots up into one sum, in the order in which they come.
+    pub fn merge(&mut self, mut add: impl FnMut(&mut B, &B)) {
+        let sealed = std::mem::replace(&mut self.sealed, Tree::new(self.lots.lots));
+        for (node, sum) in sealed.into_sums() {
+            let lots = node.lots(self.lots.lots);
+            match &mut self.merged {
+                Some((merged, total)) => {
+                    add(total, &sum);
+                    merged.extend(lots);
+                }
+                None => self.merged = Some((lots.collect(), sum)),
+            }
         }
+    }
+
+    /// Drops a lot, open or sealed, whole; returns the lots that are gone with it.
+    pub fn revoke(&mut self, lot: u32) -> Vec<u32> {
+        if self.open.remove(&lot).is_some() {
+            return vec![lot];
+        }
+        match self.merged.take_if(|(lots, _)| lots.contains(&lot)) {
+            Some((lots, _)) => lots.into_iter().collect(),
+            None => self.sealed.drop_lot(lot).collect(),
+        }
+    }
+
+    /// What was merged.
+    pub fn merged(&self) -> Option<&(BTreeSet<u32>, B)> {
+        self.merged.as_ref()
     }
 
     pub fn nodes(&self) -> Vec<Node> {

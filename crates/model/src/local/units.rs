@@ -223,10 +223,21 @@ impl<E: Engine> Units<E> {
     /// Bytes that a stage of these units needs, with `in_flight` microbatches of `shape` between forward and backward
     /// and so many `moments`. Without allocating any of it.
     pub fn plan(&self, moments: usize, shape: Shape, in_flight: usize, keep: Keep) -> u64 {
-        let state = self.layout.len() * (1 + moments);
         // While computing: the gradient of one microbatch, the sum of its lot, one of sealed lots. While reducing,
         // when activations are gone: two sums at the most, and the reduced gradient.
-        let gradients = 3 * self.gradient_len;
+        self.plan_with(moments, 3 * self.gradient_len, shape, in_flight, keep)
+    }
+
+    /// The same with so many elements of gradients.
+    pub fn plan_with(
+        &self,
+        moments: usize,
+        gradients: usize,
+        shape: Shape,
+        in_flight: usize,
+        keep: Keep,
+    ) -> u64 {
+        let state = self.layout.len() * (1 + moments);
         let (kept, working) = self.activations(keep);
         let tokens = shape.rows as u128 * shape.columns as u128;
         let activations = tokens * (in_flight as u128 * kept as u128 + working as u128);

@@ -24,9 +24,7 @@ impl Host {
     pub(super) fn note_given(&mut self, step: Step, nodes: &[TreeNode], done: &mut Vec<Done>) {
         let mut lots: Vec<u32> = nodes.iter().flat_map(|&node| self.lots.lots_under(node)).collect();
         if let (true, Some(stage)) = (nodes.contains(&TreeNode::ALL), &self.stage) {
-            let held = stage.held(step.0).into_iter();
-            let held = held.map(|Node { level, index }| TreeNode { level, index });
-            lots = held.flat_map(|node| self.lots.lots_under(node)).collect();
+            lots = stage.merged(step.0);
         }
         lots.sort_unstable();
         let given = Some((step, lots));
@@ -48,16 +46,7 @@ impl Host {
         for &node in nodes {
             let stage = self.held()?;
             let mut bytes = match node {
-                TreeNode::ALL => {
-                    let dtype = stage.dtype();
-                    let mut held = stage.held(step.0).into_iter();
-                    let first = held.next().ok_or(HostError::Gone)?;
-                    let mut all = stage.read_sum(step.0, first, piece.clone())?;
-                    for other in held {
-                        add_bytes(dtype, &mut all, &stage.read_sum(step.0, other, piece.clone())?);
-                    }
-                    all
-                }
+                TreeNode::ALL => stage.read_merged(step.0, piece.clone())?,
                 TreeNode { level, index } => stage.read_sum(step.0, Node { level, index }, piece.clone())?,
             };
             match self.sabotage.filter(|_| step.0 >= FROM_STEP) {

@@ -240,11 +240,11 @@ impl Coordinator {
         let life = &mut self.lives[stage.0 as usize];
         life.attempt.0 += 1;
         let (attempt, broken, gone) = (life.attempt, life.broken.clone(), std::mem::take(&mut life.gone));
-        let elements = self.spec.elements(stage);
+        let size = (self.spec.elements(stage), self.spec.tuning.part_elements);
         let mended = life.last.take().filter(|_| broken.is_empty());
         let mended = mended.and_then(|last| reduce::mend(&last, attempt, &gone, &members, holders.clone()));
         let planned =
-            mended.map_or_else(|| reduce::plan(stage, attempt, &members, holders, elements, &broken), Ok);
+            mended.map_or_else(|| reduce::plan(stage, attempt, &members, holders, size, &broken), Ok);
         match planned {
             Ok(plan) => {
                 let plan = Arc::new(plan);

@@ -184,18 +184,20 @@ impl Reduction {
     }
 
     /// The parts that we do not add up for our group, with who does, as far as our sums of them are not on their
-    /// way. Everybody begins with another one, so that nobody is flooded.
+    /// way. Everybody begins with another owner, and goes round, so that nobody is flooded and nobody waits.
     pub fn to_send(&mut self) -> Vec<(u32, Part, PeerId)> {
         let mut to_send = Vec::new();
+        let mut rounds: BTreeMap<PeerId, u32> = BTreeMap::new();
         for (part, index) in self.plan.parts.iter().zip(0..) {
             let owner = part.owners.get(self.group).copied().filter(|owner| *owner != self.me);
             if let Some(owner) = owner.filter(|_| self.sent.insert(index)) {
-                to_send.push((index, part.clone(), owner));
+                let round = rounds.entry(owner).or_default();
+                *round += 1;
+                to_send.push(((*round, owner < self.me, owner), (index, part.clone(), owner)));
             }
         }
-        let after_us = to_send.partition_point(|(_, _, owner)| *owner < self.me);
-        to_send.rotate_left(after_us);
-        to_send
+        to_send.sort_by_key(|(turn, _)| *turn);
+        to_send.into_iter().map(|(_, send)| send).collect()
     }
 
     /// Takes a contribution to a part of ours; false if it is not wanted.

@@ -98,6 +98,12 @@ impl Hosted {
         let charter = Charter::new(run, definition, peers)?;
         let authority = Arc::new(Identity::load_or_generate(&folder.path().join("run.key"))?);
         check_identity(&folder, &charter)?;
+        if arguments.resume && folder.checkpoints().exists() && !folder.journal().exists() {
+            bail!(
+                "{shown} has checkpoints and no journal: it was not begun, or was damaged. Begin another run at one of \
+                 them by --from, with --out FOLDER; nothing was changed"
+            );
+        }
         if let Some(checkpoint) = &arguments.from {
             begin_at_checkpoint(checkpoint, &folder, &charter)?;
         }
@@ -162,20 +168,38 @@ fn check_identity(folder: &RunFolder, charter: &Charter) -> Result<()> {
 /// A new run takes over the state of a checkpoint.
 fn begin_at_checkpoint(path: &Path, folder: &RunFolder, charter: &Charter) -> Result<()> {
     let shown = path.display();
-    let Checkpoint { manifest, .. } = Checkpoint::open(path)?;
+    let checkpoint = Checkpoint::open(path)?;
+    let manifest = &checkpoint.manifest;
     if manifest.identity != charter.definition.identity() {
         bail!(
             "{shown} is of another training: its text, model, optimiser, batch or seed was another. Set it back; \
              nothing was changed"
         );
     }
-    checkpoint::copy(path, &folder.checkpoints()).with_context(|| format!("cannot copy {shown}"))?;
+    if manifest.run.train.precision != charter.run.train.precision {
+        bail!(
+            "{shown} was computed with train.precision = {:?}; set it to that. Nothing was changed",
+            manifest.run.train.precision
+        );
+    }
     let step = Step(manifest.step);
     // Which steps were skipped is not known, and does not matter: how many were does.
     let skipped = (0..manifest.skipped).map(|step| Record::Skipped(Step(step)));
     let records: Vec<Record> =
         [Record::Checkpoint(step), Record::Rollback(Epoch(1), step)].into_iter().chain(skipped).collect();
-    Ok(Journal::open::<Record>(&folder.journal())?.0.append(&records)?)
+    // The journal appears last and whole: without it there is no run in the folder that could be resumed.
+    let (journal, new) = (folder.journal(), folder.journal().with_extension("new"));
+    let _ = std::fs::remove_file(&new);
+    let begun = checkpoint::copy(&checkpoint, &folder.checkpoints())
+        .with_context(|| format!("cannot copy {shown}"))
+        .and_then(|_| Ok(Journal::open::<Record>(&new)?.0.append(&records)?))
+        .and_then(|()| {
+            std::fs::rename(&new, &journal).with_context(|| format!("cannot write {}", journal.display()))
+        });
+    if begun.is_err() {
+        let _ = std::fs::remove_dir_all(folder.checkpoints());
+    }
+    begun
 }
 
 /// Whether what the journal says of lots and stages means something else in the other run.

@@ -112,6 +112,7 @@ async fn take_part(
         site,
         wan: wan.unwrap_or_default(),
         patience: Duration::from_secs(patience),
+        tell: words::tell,
     };
     let (member, mut charter) = Member::join(joining).await?;
     words::tell(&format!(
@@ -144,7 +145,7 @@ async fn take_part(
             let sampler = sampler(&charter, &dir.as_deref().unwrap_or(temporary.path()).join("corpus"))?;
             let mut driver = Driver::new(member, charter, sampler, notice);
             if let Some(dir) = &dir {
-                driver.keep_copies(&dir.join("checkpoints"))?;
+                driver.keep_copies(&dir.join("copies"))?;
             }
             driver.run().await;
         }

@@ -176,6 +176,7 @@ async fn drive(ticket: starling_transport::ticket::Ticket, site: String, wan: Wa
         site,
         wan,
         patience: Duration::from_secs(10),
+        tell: |_| {},
     };
     match Member::join(joining).await.context("the driver beside the coordinator could not join") {
         Ok((member, charter)) => Driver::new(member, charter, sampler, Arc::new(Notify::new())).run().await,

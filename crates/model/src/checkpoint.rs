@@ -414,6 +414,9 @@ pub fn parse_manifest(bytes: &[u8]) -> Result<Manifest, String> {
     if manifest.run.definition(*vocabulary, corpus.clone()) != manifest.definition {
         return Err("its run is not the one that its definition defines".into());
     }
+    if manifest.skipped > manifest.step {
+        return Err("it says that more steps were skipped than were done".into());
+    }
     if Some(manifest.next_sample) != manifest.step.checked_mul(manifest.run.train.batch.into()) {
         return Err("its sampler's position does not belong to its step".into());
     }

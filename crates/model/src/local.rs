@@ -375,6 +375,19 @@ impl<E: Engine> Stage for LocalStage<E> {
         Ok(square)
     }
 
+    fn read_reduced(&self, reduction: Reduction, piece: Range<usize>) -> Result<Vec<u8>, StageError> {
+        let reduced = self.reduced(reduction)?;
+        check::piece(piece.start, piece.end, self.gradient_len())?;
+        Ok(self.units.engine.read(&reduced.gradient, Span { start: piece.start, len: piece.len() }))
+    }
+
+    fn read_settled(&self, reduction: Reduction, name: &str) -> Result<Vec<u8>, StageError> {
+        let len = self.shared_uses(name)?.slots[0].len;
+        let total = self.reduced(reduction)?.totals.get(name);
+        let total = total.ok_or(StageError::Incomplete { missing: len })?;
+        Ok(self.units.engine.read(total, Span { start: 0, len }))
+    }
+
     fn prepare(&self, reduction: Reduction) -> Result<Prepared, StageError> {
         let reduced = self.reduced(reduction)?;
         reduced.complete()?;

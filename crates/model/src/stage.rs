@@ -274,6 +274,10 @@ pub trait Stage: Send {
     fn uses(&self, reduction: Reduction, name: &str) -> Result<Vec<u8>, StageError>;
     /// Takes the sum over all uses of a shared parameter; tells Σ g² in f64 if this stage counts it.
     fn settle(&mut self, reduction: Reduction, name: &str, total: &[u8]) -> Result<Option<f64>, StageError>;
+    /// Little-endian bytes of a piece of the reduced gradient, as far as it was written.
+    fn read_reduced(&self, reduction: Reduction, piece: Range<usize>) -> Result<Vec<u8>, StageError>;
+    /// The sum over all uses of a shared parameter, as it was settled.
+    fn read_settled(&self, reduction: Reduction, name: &str) -> Result<Vec<u8>, StageError>;
     /// What the coordinator must know before it commits, of the gradient as it was reduced.
     fn prepare(&self, reduction: Reduction) -> Result<Prepared, StageError>;
     /// Carries out a commit, once: applying it again changes nothing. Drops all work of its step and earlier ones.

@@ -4,36 +4,35 @@
 
 use std::collections::VecDeque;
 
-use starling_swarm::worker::Command;
 use tokio::sync::mpsc::{self, error::TrySendError};
 
 use crate::events::{Event, EventLog, LogError, Note};
-use crate::host::{Done, Host};
+use crate::host::{Done, Host, Task};
 
-/// Commands that are on their way to the thread, at the most. More wait in the loop, where the machine's own bounds
+/// Tasks that are on their way to the thread, at the most. More wait in the loop, where the machine's own bounds
 /// hold.
-const MOST_COMMANDS: usize = 256;
+const MOST_TASKS: usize = 256;
 
 /// See the module's head. Dropped, it ends the thread after what is being computed.
 pub struct Compute {
-    commands: mpsc::Sender<Order>,
+    tasks: mpsc::Sender<Order>,
     backlog: VecDeque<Order>,
     outcomes: mpsc::Receiver<Result<Vec<Done>, LogError>>,
 }
 
-/// A command, and the logical clock when it was given.
-type Order = (Command, u64);
+/// A task, and the logical clock when it was given.
+type Order = (Task, u64);
 
 impl Compute {
     /// Starts the thread, with the log that it writes.
     pub fn start(mut host: Host, mut log: Option<EventLog>) -> std::io::Result<Compute> {
-        let (commands, mut orders) = mpsc::channel(MOST_COMMANDS);
-        // Every command has one outcome, so that sending one never waits.
-        let (sender, outcomes) = mpsc::channel(MOST_COMMANDS + 1);
+        let (tasks, mut orders) = mpsc::channel(MOST_TASKS);
+        // Every task has one outcome, so that sending one never waits.
+        let (sender, outcomes) = mpsc::channel(MOST_TASKS + 1);
         std::thread::Builder::new().name("compute".into()).spawn(move || {
-            while let Some((command, clock)) = orders.blocking_recv() {
+            while let Some((task, clock)) = orders.blocking_recv() {
                 let mut done = Vec::new();
-                if let Err(error) = host.carry_out(command, &mut done) {
+                if let Err(error) = host.do_task(task, &mut done) {
                     done.push(Done::Note(Event::Trouble { why: error.to_string() }));
                 }
                 let outcome = note_all(&mut log, clock, done);
@@ -42,16 +41,16 @@ impl Compute {
                 }
             }
         })?;
-        Ok(Compute { commands, backlog: VecDeque::new(), outcomes })
+        Ok(Compute { tasks, backlog: VecDeque::new(), outcomes })
     }
 
-    /// Has a command carried out after all before it.
-    pub fn carry_out(&mut self, command: Command, clock: u64) {
-        self.backlog.push_back((command, clock));
+    /// Has a task done after all before it.
+    pub fn carry_out(&mut self, task: Task, clock: u64) {
+        self.backlog.push_back((task, clock));
         self.flush();
     }
 
-    /// What is to be told and sent after the next command; none if the thread has died.
+    /// What is to be told and sent after the next task; none if the thread has died.
     pub async fn next(&mut self) -> Option<Result<Vec<Done>, LogError>> {
         let outcome = self.outcomes.recv().await;
         self.flush();
@@ -60,9 +59,7 @@ impl Compute {
 
     fn flush(&mut self) {
         while let Some(order) = self.backlog.pop_front() {
-            if let Err(TrySendError::Full(order) | TrySendError::Closed(order)) =
-                self.commands.try_send(order)
-            {
+            if let Err(TrySendError::Full(order) | TrySendError::Closed(order)) = self.tasks.try_send(order) {
                 return self.backlog.push_front(order);
             }
         }

@@ -51,6 +51,8 @@ const MOST_REASON: usize = 200;
 const LOOK: Duration = Duration::from_millis(200);
 /// Updates skipped one after another after which a run is paused: it would not come back by itself.
 const MOST_SKIPPED: u64 = 10;
+/// Workers that a joiner is told of: more would not be faster.
+const MOST_HOLDERS: usize = 8;
 /// Members that are called at the start, those that came last.
 const MOST_CALLS: usize = 1024;
 /// How long members may take to hear that the run is over.
@@ -325,6 +327,10 @@ impl Coordinator {
             Post::Keep(of, head) if self.holds(from, of.stage) && self.is_believable(of, &head) => {
                 self.disk.keep(from, of, Part { head, file: body.to_vec() });
             }
+            Post::WhoHolds(stage) if is_worker => {
+                let holders = self.holders(from, stage);
+                self.write(from, Post::Holders(stage, holders), Vec::new());
+            }
             Post::Fetch(of, parameters) if is_worker => self.disk.fetch(from, of, parameters),
             Post::Read(step, piece) if self.keeps_copies(from) => self.disk.read(from, step, piece),
             Post::Copied(step) if self.keeps_copies(from) => self.on_copied(from, step)?,
@@ -349,6 +355,22 @@ impl Coordinator {
         let peer = self.registry.get(key).and_then(|guest| guest.address());
         let workers = self.machine.overview().workers;
         workers.iter().any(|worker| Some(Address::Worker(worker.peer)) == peer && worker.stage == Some(stage))
+    }
+
+    /// Who else has the state of a stage: in the asker's site if anybody there has, for what crosses sites is dear.
+    fn holders(&self, asker: PublicKey, stage: StageId) -> Vec<u32> {
+        let site = |number: u32| self.registry.by_number(number).map(|(_, guest)| guest.site);
+        let (mine, asker) = match self.registry.get(asker) {
+            Some(guest) => (Some(guest.site), guest.number),
+            None => return Vec::new(),
+        };
+        let workers = self.machine.overview().workers.into_iter();
+        let holds = workers.filter(|worker| worker.active && worker.stage == Some(stage));
+        let all: Vec<u32> = holds.map(|worker| worker.peer.0).filter(|&number| number != asker).collect();
+        let near: Vec<u32> = all.iter().copied().filter(|&number| site(number) == mine).collect();
+        let mut holders = if near.is_empty() { all } else { near };
+        holders.truncate(MOST_HOLDERS);
+        holders
     }
 
     fn tell(&mut self, input: Input) -> Result<(), CoordinatorError> {

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use starling_model::checkpoint::{self, CopyError, Copying, Piece};
@@ -36,7 +36,8 @@ impl Copies {
     pub fn start(folder: &Path, identity: String) -> std::io::Result<Copies> {
         let (letters, inbox) = sync_channel(MOST_LETTERS);
         let (sender, posts) = mpsc::channel(MOST_LETTERS);
-        let writer = Writer { folder: folder.to_path_buf(), identity, copying: None, posts: sender };
+        let (folder, copying, asked, newest) = (folder.to_path_buf(), None, None, None);
+        let writer = Writer { folder, identity, copying, asked, newest, posts: sender };
         std::thread::Builder::new().name("copies".into()).spawn(move || writer.run(&inbox))?;
         Ok(Copies { letters, posts })
     }
@@ -64,6 +65,10 @@ struct Writer {
     folder: PathBuf,
     identity: String,
     copying: Option<Copying>,
+    /// The piece that is on its way, and since when.
+    asked: Option<(Piece, Instant)>,
+    /// The manifest that was told of last, until its copy is begun.
+    newest: Option<Bytes>,
     posts: mpsc::Sender<Post>,
 }
 
@@ -74,12 +79,15 @@ impl Writer {
         }
         loop {
             let result = match inbox.recv_timeout(PATIENCE) {
-                Ok(Letter::Newest(manifest)) => self.begin(&manifest),
+                Ok(Letter::Newest(manifest)) => {
+                    self.newest = Some(manifest);
+                    Ok(())
+                }
                 Ok(Letter::Piece(step, piece, bytes)) => self.put(step, piece, &bytes),
                 Err(RecvTimeoutError::Timeout) => Ok(()),
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            if let Err(error) = result {
+            if let Err(error) = result.and_then(|()| self.begin()) {
                 self.copying = None;
                 self.write(Post::NotCopied(error.to_string()));
             }
@@ -88,15 +96,15 @@ impl Writer {
     }
 
     /// A copy that is under way is finished first, unless its original goes away meanwhile.
-    fn begin(&mut self, manifest: &Bytes) -> Result<(), CopyError> {
-        if self.copying.is_some() {
-            return Ok(());
-        }
+    fn begin(&mut self) -> Result<(), CopyError> {
+        let Some(manifest) = self.newest.take_if(|_| self.copying.is_none()) else { return Ok(()) };
         let copying = Copying::new(&self.folder, manifest.to_vec())?;
         let step = copying.manifest().step;
         let has_it = checkpoint::list(&self.folder).is_ok_and(|all| all.iter().any(|(of, _)| *of == step));
-        if copying.manifest().identity == self.identity && !has_it {
-            self.copying = Some(copying);
+        if has_it {
+            self.write(Post::Copied(step));
+        } else if copying.manifest().identity == self.identity {
+            (self.copying, self.asked) = (Some(copying), None);
         }
         Ok(())
     }
@@ -106,7 +114,7 @@ impl Writer {
             return Ok(());
         };
         if bytes.is_empty() {
-            return Ok(()); // It is gone: a later one will be told of.
+            return Err(CopyError::Gone(step));
         }
         copying.put(piece, bytes)?;
         if copying.wants().is_some() {
@@ -118,16 +126,68 @@ impl Writer {
         Ok(())
     }
 
-    fn go_on(&self) {
-        if let Some(copying) = &self.copying
-            && let Some(piece) = copying.wants()
-        {
-            self.write(Post::Read(copying.manifest().step, piece));
+    /// Asks for the next piece, once, and again if it does not come.
+    fn go_on(&mut self) {
+        let wanted =
+            self.copying.as_ref().and_then(|copying| Some((copying.manifest().step, copying.wants()?)));
+        let Some((step, piece)) = wanted else { return };
+        if self.asked.is_none_or(|(asked, since)| asked != piece || since.elapsed() >= PATIENCE) {
+            self.asked = Some((piece, Instant::now()));
+            self.write(Post::Read(step, piece));
         }
     }
 
     fn write(&self, post: Post) {
         // If nobody listens any more, the inbox is closed too.
         let _ = self.posts.blocking_send(post);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use starling_corpus::Tokeniser;
+    use starling_model::checkpoint::{Progress, newest_manifest, read_piece, save};
+    use starling_model::pipeline;
+    use starling_model::run::Run;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn one_piece_is_asked_for_at_a_time_whatever_comes_meanwhile() {
+        let text = "model = { context = 8, width = 64, layers = 2, heads = 2 }\n\
+                    data = { synthetic = { documents = 9 } }\ntrain = { stages = 2, threads = 1 }";
+        let run = Run::parse(text, "small.toml", &[]).unwrap();
+        let (architecture, rule) = (run.model.architecture(257), run.optimiser.rule());
+        let build = |stage| pipeline::build_stage(&architecture, rule, &run.train, run.seed, stage).unwrap();
+        let stages: Vec<_> = (0..2).map(build).collect();
+        let definition = run.definition(257, "text".into());
+        let identity = definition.identity();
+        let progress = Progress { run: run.clone(), definition, tokeniser: Tokeniser::Bytes, skipped: 0 };
+        let (original, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        save(original.path(), &progress, &stages).unwrap();
+        let (step, manifest) = newest_manifest(original.path()).unwrap();
+        let manifest = Bytes::from(manifest);
+
+        let mut copies = Copies::start(target.path(), identity).unwrap();
+        copies.receive(&Post::Checkpoint(step), manifest.clone());
+        let mut reads = 0;
+        loop {
+            match copies.next().await {
+                Post::Read(of, piece) => {
+                    reads += 1;
+                    let bytes = Bytes::from(read_piece(original.path(), of, piece).unwrap());
+                    copies.receive(&Post::Checkpoint(step), manifest.clone());
+                    for _ in 0..2 {
+                        copies.receive(&Post::Piece(of, piece), bytes.clone());
+                    }
+                }
+                Post::Copied(of) => break assert_eq!(of, step),
+                post => panic!("{post:?}"),
+            }
+        }
+        assert_eq!(reads, 2, "each file is one piece");
+        // Who is told of what it has says so.
+        copies.receive(&Post::Checkpoint(step), manifest);
+        assert_eq!(copies.next().await, Post::Copied(step));
     }
 }

@@ -1,5 +1,5 @@
-//! What the coordinator keeps: its journal and the parts of checkpoints. Two threads, so that a record is not stuck
-//! behind the gigabytes of a checkpoint, and the loop waits for neither.
+//! What the coordinator keeps: its journal and the parts of checkpoints. Threads of their own, so that a record is not stuck
+//! behind the gigabytes of a checkpoint, and the loop waits for none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,6 +19,8 @@ use crate::post::Post;
 const MOST_RECORDS: usize = 4096;
 /// Parts that wait to be written, and questions for them, at the most.
 const MOST_CHORES: usize = 64;
+/// Pieces that wait to be read for those who keep copies, at the most.
+const MOST_COPIES: usize = 32;
 /// Checkpoints that are being written at a time, at the most.
 const MOST_DRAFTS: usize = 4;
 
@@ -26,6 +28,7 @@ const MOST_DRAFTS: usize = 4;
 pub struct Disk {
     records: mpsc::Sender<(u64, Record, u64)>,
     parts: mpsc::Sender<Chore>,
+    copies: mpsc::Sender<Chore>,
     done: mpsc::Receiver<Result<Kept, DiskError>>,
 }
 
@@ -94,7 +97,10 @@ impl Disk {
         let (records, to_write) = mpsc::channel(MOST_RECORDS);
         let (parts, chores) = mpsc::channel(MOST_CHORES);
         let (sender, done) = mpsc::channel(MOST_RECORDS);
+        // What is copied elsewhere has a thread of its own too: it never takes the place of a part that is to be kept.
+        let (copies, to_copy) = mpsc::channel(MOST_COPIES);
         let (other, shared) = (sender.clone(), archive.clone());
+        let (third, read) = (sender.clone(), archive.clone());
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
         thread("journal")
             .spawn(move || write_records(journal, &shared, to_write, &sender))
@@ -102,7 +108,8 @@ impl Disk {
         thread("checkpoints")
             .spawn(move || do_chores(&archive, chores, &other))
             .map_err(|_| DiskError::Threads)?;
-        Ok(Disk { records, parts, done })
+        thread("copies").spawn(move || do_chores(&read, to_copy, &third)).map_err(|_| DiskError::Threads)?;
+        Ok(Disk { records, parts, copies, done })
     }
 
     /// Writes a record, after all before it. `skipped`: how many steps were skipped so far.
@@ -122,12 +129,12 @@ impl Disk {
 
     /// Tells somebody of the newest checkpoint.
     pub fn announce(&self, to: PublicKey) {
-        let _ = self.parts.try_send(Chore::Announce(to));
+        let _ = self.copies.try_send(Chore::Announce(to));
     }
 
     /// Reads a piece of a checkpoint for somebody, in the same way.
     pub fn read(&self, to: PublicKey, step: u64, piece: Piece) {
-        let _ = self.parts.try_send(Chore::Read(to, step, piece));
+        let _ = self.copies.try_send(Chore::Read(to, step, piece));
     }
 
     /// What was done next.

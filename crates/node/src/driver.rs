@@ -39,10 +39,12 @@ impl Driver {
         Driver { member, machine, sampler, charter, start, notice, copies, is_over: false }
     }
 
-    /// From now on it keeps copies of the run's checkpoints in this folder, if it stands in another site than the
-    /// coordinator.
+    /// From now on it keeps copies of the run's checkpoints, if it stands in another site than the coordinator: in a
+    /// folder of this one that is named after the training, since steps of another may have the same numbers.
     pub fn keep_copies(&mut self, folder: &Path) -> std::io::Result<()> {
-        self.copies = Some(Copies::start(folder, self.charter.definition.identity())?);
+        let identity = self.charter.definition.identity();
+        let name: String = identity.chars().take(16).collect();
+        self.copies = Some(Copies::start(&folder.join(name), identity)?);
         Ok(())
     }
 
@@ -60,7 +62,7 @@ impl Driver {
                             copies.receive(&post, body);
                         }
                     }
-                    Some(Arrived::Coordinator) | None => {}
+                    Some(Arrived::Coordinator | Arrived::Member(..)) | None => {}
                 },
                 post = next_post(&mut self.copies) => self.member.tell_coordinator(post, Vec::new()),
                 // Its lots are leased to others as soon as its silence is noticed; it holds nothing that could be lost.

@@ -87,6 +87,8 @@ pub enum Event {
     Gave { stage: u16, epoch: u64, step: u64, lots: Vec<u32> },
     /// A worker has this version of a stage: by an update, or loaded.
     Holds { stage: u16, epoch: u64, version: u64, loaded: bool },
+    /// A worker has got a state from others, or the updates that it missed since it got one: chunks, by worker.
+    Took { stage: u16, epoch: u64, version: u64, onto: Option<u64>, chunks: Vec<(u32, u32)> },
     /// A worker could not do something; whoever waits for it asks again, or has it done elsewhere.
     Trouble { why: String },
     /// The coordinator decided or noticed something.

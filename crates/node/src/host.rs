@@ -4,13 +4,13 @@
 //!
 //! Only `step` sync so far.
 
+mod handing;
 mod summing;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use starling_model::checkpoint::{Part, RestoreError, SaveError};
 use starling_model::lots;
@@ -21,13 +21,16 @@ use starling_model::stage::{
     Stage, StageError, State, Ticket,
 };
 use starling_swarm::ids::*;
-use starling_swarm::lots::Lots;
-use starling_swarm::message::{Body, Envelope, PROTOCOL};
+use starling_swarm::lots::{Lots, TreeNode};
+use starling_swarm::message::{Body, Envelope, Fence, PROTOCOL};
+use starling_swarm::reduce::stamp;
 use starling_swarm::worker::book::JobId;
 use starling_swarm::worker::io::{LoadFrom, StateOf};
 use starling_swarm::worker::{Command, Input};
 
+use self::handing::Updates;
 use crate::events::Event;
+use crate::parcel::Parcel;
 use crate::sabotage::{FROM_STEP, Sabotage, spoil};
 use crate::tensor::{Sum, Tensor};
 use crate::tensors::Tensors;
@@ -47,7 +50,18 @@ impl Summary {
     }
 }
 
-/// What comes of a command.
+/// What a host is to do.
+#[derive(Debug)]
+pub enum Task {
+    /// What the machine wants done.
+    Machine(Command),
+    /// Read this state for somebody who has it from another worker too, if it is the one that is here.
+    Read(StateOf),
+    /// Write this down.
+    Note(Event),
+}
+
+/// What comes of a task.
 #[derive(Debug)]
 pub enum Done {
     /// Tell the machine.
@@ -56,6 +70,10 @@ pub enum Done {
     Send(Envelope, Option<Arc<Tensor>>),
     /// Of these, which may take their time, one was read: send it, if it was, then have the next one read.
     Contribution(Option<(Envelope, Vec<Sum>)>),
+    /// Tell a joiner of this, and give it what it asks for of it.
+    Give(PeerId, Fence, Arc<Parcel>),
+    /// This state was read, or is not here.
+    Read(StateOf, Option<Arc<Parcel>>),
     /// Keep this where it survives us, then tell the machine.
     Save(StateOf, Part),
     /// Write this down, before anything that follows.
@@ -99,6 +117,8 @@ pub struct Host {
     reduced_loss: Loss,
     /// The hash of its reduced gradient, once that is prepared.
     gradient_hash: Digest,
+    /// The last updates, while somebody may ask for them.
+    updates: Updates,
 }
 
 /// What is kept for a job.
@@ -135,6 +155,7 @@ impl Host {
             reducing: Reduction { step: 0, attempt: 0 },
             reduced_loss: Loss::default(),
             gradient_hash: Digest::default(),
+            updates: Updates::default(),
         }
     }
 
@@ -163,6 +184,22 @@ impl Host {
         &self.tensors
     }
 
+    /// Does a task; see [`Host::carry_out`].
+    pub fn do_task(&mut self, task: Task, done: &mut Vec<Done>) -> Result<(), HostError> {
+        match task {
+            Task::Machine(command) => self.carry_out(command, done),
+            Task::Read(of) => {
+                let parcel = if self.holding == Some(of) { Some(self.read_state(of)) } else { None };
+                done.push(Done::Read(of, parcel.transpose()?.map(Arc::new)));
+                Ok(())
+            }
+            Task::Note(event) => {
+                done.push(Done::Note(event));
+                Ok(())
+            }
+        }
+    }
+
     /// Carries out a command. An error changes nothing that counts: what was to be computed is said to have failed,
     /// and is done elsewhere; anything else is asked for again by whoever waits for it.
     pub fn carry_out(&mut self, command: Command, done: &mut Vec<Done>) -> Result<(), HostError> {
@@ -170,7 +207,10 @@ impl Host {
             Command::Forward { job, .. } | Command::Backward(job, _) => Some(job),
             _ => None,
         };
-        let loads = if let Command::Load { of, .. } = &command { Some(*of) } else { None };
+        let loads = match &command {
+            Command::Load { of, .. } | Command::CatchUp { of, .. } => Some(*of),
+            _ => None,
+        };
         let contributes = matches!(command, Command::Contribute(_));
         let settles = if let Command::Settle(no, round, _) = &command { Some((*no, *round)) } else { None };
         let result = self.try_to(command, done);
@@ -232,6 +272,13 @@ impl Host {
             }
             Command::Contribute(contribute) => {
                 let piece = contribute.start as usize..contribute.end as usize;
+                // It is read when there is room for it, and other lots may have been merged since it was wanted.
+                if contribute.nodes.contains(&TreeNode::ALL) {
+                    let merged = self.held()?.merged(contribute.fence.step.0);
+                    if stamp(&merged.into_iter().map(Lot).collect::<Vec<_>>()) != contribute.stamp {
+                        return Err(HostError::Gone);
+                    }
+                }
                 let sums = self.read(contribute.fence.step, &contribute.nodes, piece)?;
                 self.note_given(contribute.fence.step, &contribute.nodes, done);
                 // Nobody asks for it again: it lives until it is sent.
@@ -281,6 +328,7 @@ impl Host {
                     true => None,
                     false => Some(serde_json::from_slice(&commit.constants).map_err(|_| HostError::Kind)?),
                 };
+                self.remember(&commit)?;
                 let stage = self.stage.as_mut().ok_or(HostError::Gone)?;
                 if self.sabotage == Some(Sabotage::Stale) {
                     self.old_weights = stage.read(version, State::Weights, 0..stage.layout().len())?;
@@ -297,13 +345,14 @@ impl Host {
                 self.now_holds(of, true, done);
                 done.push(Done::Tell(Input::Loaded(of)));
             }
-            Command::CatchUp { .. } => return Err(HostError::Kind),
-            Command::SendState { to, fence, stage, .. } => {
-                let state = Arc::new(Tensor::State(self.state(fence.step)?));
-                let payload = Payload { handle: 0, bytes: state.bytes() };
-                let body = Body::State { stage, payload, onto: None };
-                let (from, to) = (Address::Worker(self.me), Address::Worker(to));
-                done.push(Done::Send(Envelope { protocol: PROTOCOL, from, to, fence, body }, Some(state)));
+            Command::CatchUp { of, payload, .. } => {
+                self.catch_up(of, payload)?;
+                self.now_holds(of, true, done);
+                done.push(Done::Tell(Input::Loaded(of)));
+            }
+            Command::SendState { to, fence, stage, have } => {
+                let of = StateOf { stage, epoch: fence.epoch, version: fence.step };
+                done.push(Done::Give(to, fence, Arc::new(self.hand_over(of, have)?)));
             }
             Command::Save(of) => {
                 let stage = self.held()?;
@@ -487,31 +536,16 @@ impl Host {
             }
             LoadFrom::Donor(payload) => {
                 let tensor = self.tensors.take(payload).ok_or(HostError::Gone)?;
-                let Tensor::State(vectors) = &*tensor else { return Err(HostError::Kind) };
-                let length = stage.layout().len() * stage.dtype().size();
-                if vectors.len() != 1 + stage.moments() || vectors.iter().any(|vector| vector.len() != length)
-                {
-                    return Err(HostError::Kind);
-                }
-                for (index, vector) in vectors.iter().enumerate() {
-                    let which = index.checked_sub(1).map_or(State::Weights, State::Moment);
-                    stage.write(which, 0, vector)?;
-                }
+                let Tensor::Parcel(parcel) = &*tensor else { return Err(HostError::Kind) };
+                handing::put_state(parcel, of, &mut *stage)?;
             }
         }
         stage.restore(of.version.0);
         self.stage = Some(stage);
+        self.updates = Updates::default();
         self.jobs.clear();
         self.losses.clear();
         Ok(())
-    }
-
-    fn state(&mut self, version: Step) -> Result<Vec<Bytes>, HostError> {
-        let stage = self.held()?;
-        let len = stage.layout().len();
-        let vectors = (0..stage.moments()).map(State::Moment);
-        let vectors = std::iter::once(State::Weights).chain(vectors);
-        vectors.map(|state| Ok(stage.read(version.0, state, 0..len)?.into())).collect()
     }
 
     fn held(&mut self) -> Result<&mut Box<dyn Stage>, HostError> {

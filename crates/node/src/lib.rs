@@ -6,6 +6,9 @@
 //! | worker | [`worker`]: network and the thread that computes ([`compute`]), which carries out with a real stage what the machine wants ([`host`]) | `swarm::worker` |
 //! | driver | [`driver`]: network and corpus | `swarm::driver` |
 //!
+//! A joiner is handed a stage's state, or what it missed of it, in a [`parcel`], which others give ([`giving`]) and it takes
+//! ([`taking`]) chunk by chunk.
+//!
 //! Workers and drivers reach the coordinator and each other through [`member`]; what they write is in [`post`]. Who may
 //! talk to whom is decided by [`registry`] (at the coordinator) and [`guests`] (everywhere else). Every process keeps an
 //! event log ([`events`]): one typed event a line, appended with one write, valid to the last whole line after any
@@ -35,16 +38,19 @@ pub mod copies;
 pub mod disk;
 pub mod driver;
 pub mod events;
+pub mod giving;
 pub mod guests;
 pub mod host;
 pub mod journal;
 pub mod links;
 pub mod member;
 pub mod operator;
+pub mod parcel;
 pub mod post;
 pub mod registry;
 pub mod sabotage;
 pub mod status;
+pub mod taking;
 pub mod tensor;
 pub mod tensors;
 pub mod toll;

@@ -44,6 +44,8 @@ pub struct Joining {
     pub wan: WanSource,
     /// How long the coordinator may be out of reach at first.
     pub patience: Duration,
+    /// How whoever runs it is told that the coordinator is lost, or back.
+    pub tell: fn(&str),
 }
 
 /// See the module's head.
@@ -63,6 +65,9 @@ pub struct Member {
     clock: u64,
     redial_at: Option<Instant>,
     backoff: Duration,
+    /// Since when the coordinator is out of reach.
+    lost: Option<Instant>,
+    tell: fn(&str),
 }
 
 /// What came from whom.
@@ -76,12 +81,14 @@ pub enum Arrived {
     Refused(String),
     /// The coordinator's host has something to say.
     Post(Post, Bytes),
+    /// The host of the member of this number has.
+    Member(u32, Post, Bytes),
 }
 
 impl Member {
     /// Joins the ticket's run: returns when the coordinator has let us in.
     pub async fn join(joining: Joining) -> Result<(Member, Charter), JoinError> {
-        let Joining { identity, ticket, site, wan, patience } = joining;
+        let Joining { identity, ticket, site, wan, patience, tell } = joining;
         let address = outward(&ticket.addresses)?;
         let addresses = ticket.addresses.clone();
         let guests = Arc::new(Guests::new(ticket.run, ticket.coordinator, addresses));
@@ -116,6 +123,8 @@ impl Member {
             clock: 0,
             redial_at: None,
             backoff: REDIAL.0,
+            lost: None,
+            tell,
         };
         member.links.met(&member.endpoint, member.coordinator, &member.coordinator_site);
         Ok((member, charter))
@@ -152,6 +161,11 @@ impl Member {
         self.clock
     }
 
+    /// How whoever runs it is told something.
+    pub fn tell(&self) -> fn(&str) {
+        self.tell
+    }
+
     /// When it wants to be looked at, whatever happens.
     pub fn next_wake(&self) -> Option<Instant> {
         [self.redial_at, self.links.next_wake()].into_iter().flatten().min()
@@ -181,6 +195,16 @@ impl Member {
                     self.introduction.credential = Credential::Pass(self.pass.clone());
                 }
                 self.links.met(&self.endpoint, with, &self.coordinator_site);
+                if let Some(since) = self.lost.take() {
+                    (self.tell)(&format!(
+                        "the coordinator is back after {:.0} s",
+                        since.elapsed().as_secs_f64()
+                    ));
+                }
+                // What was asked while it was away is asked again.
+                for number in self.waiting.keys().copied().collect::<Vec<_>>() {
+                    self.tell_coordinator(Post::WhoIs(number), Vec::new());
+                }
                 return Some(Arrived::Coordinator);
             }
             Event::Connected { with, .. } => {
@@ -193,6 +217,12 @@ impl Member {
             }
             Event::Closed { with, .. } | Event::Unreachable { with, .. } if with == self.coordinator => {
                 self.redial_at = Some(Instant::now() + self.backoff);
+                if self.lost.is_none() {
+                    self.lost = Some(Instant::now());
+                    (self.tell)(
+                        "the coordinator does not answer; trying again until it does, or this process is ended",
+                    );
+                }
                 self.backoff = (self.backoff * 2).min(REDIAL.1);
             }
             // Its address may have changed: the coordinator is asked when there is something to send.
@@ -221,6 +251,13 @@ impl Member {
         if let Some(letter) = self.seal(post, body) {
             // Lost if it is out of reach; whoever waits for an answer asks again.
             let _ = self.endpoint.send(self.coordinator, letter);
+        }
+    }
+
+    /// Writes to the host of the member of this number.
+    pub fn tell_member(&mut self, number: u32, post: Post, body: Vec<Bytes>) {
+        if let Some(letter) = self.seal(post, body) {
+            self.send_to(number, letter);
         }
     }
 
@@ -262,6 +299,10 @@ impl Member {
             // What names a tensor comes with one, and nothing else does.
             Post::Swarm(envelope, head) if envelope.payload().is_some() != head.is_some() => None,
             Post::Swarm(envelope, head) => Some(Arrived::Swarm(envelope, tensor(head, &body).ok()?)),
+            post if post.is_between_members() => match sender {
+                Address::Worker(peer) => Some(Arrived::Member(peer.0, post, body)),
+                Address::Driver(_) | Address::Coordinator => None,
+            },
             _ if sender != Address::Coordinator => None,
             Post::ThisIs(number, card) => {
                 let letters = self.waiting.remove(&number).unwrap_or_default();

@@ -10,13 +10,14 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use starling_model::checkpoint::{PartHead, Piece};
 use starling_swarm::coordinator::Order;
-use starling_swarm::ids::SiteId;
+use starling_swarm::ids::{SiteId, StageId};
 use starling_swarm::message::{Envelope, Urgency};
 use starling_swarm::worker::io::StateOf;
 use starling_transport::endpoint::Contact;
 use starling_transport::letter::{Lane, Letter, MAX_HEAD_BYTES};
 use starling_transport::ticket::{Pass, Role};
 
+use crate::parcel::ParcelId;
 use crate::status::Status;
 use crate::tensor::{Tensor, TensorHead, TornTensor};
 
@@ -48,6 +49,16 @@ pub enum Post {
     Copied(u64),
     /// Driver → coordinator: I could not copy one, and why.
     NotCopied(String),
+    /// Worker → coordinator: who has the state of this stage?
+    WhoHolds(StageId),
+    /// Coordinator → worker: these have, in your site if there are any.
+    Holders(StageId, Vec<u32>),
+    /// Worker → worker: this chunk of that parcel, which holds this state, please.
+    Want(StateOf, ParcelId, u32),
+    /// Worker → worker: it is the body.
+    Chunk(ParcelId, u32),
+    /// Worker → worker: I do not have that parcel.
+    NoParcel(ParcelId),
     /// Worker → coordinator: the hashes of the weights of this state.
     Hashes(StateOf, BTreeMap<String, [u8; 32]>),
     /// Coordinator → worker: I know the hashes of this state.
@@ -140,7 +151,9 @@ impl Post {
                 Urgency::Sum => Lane::Sum,
                 Urgency::State => Lane::State,
             },
-            Post::Keep(..) | Post::Fetched(..) | Post::Checkpoint(_) | Post::Piece(..) => Lane::State,
+            Post::Keep(..) | Post::Fetched(..) | Post::Checkpoint(_) | Post::Piece(..) | Post::Chunk(..) => {
+                Lane::State
+            }
             _ => Lane::Control,
         }
     }
@@ -156,6 +169,11 @@ impl Post {
     pub fn of(envelope: Envelope, tensor: Option<&Arc<Tensor>>) -> (Post, Vec<Bytes>) {
         let (head, body) = tensor.map(Tensor::encode).unzip();
         (Post::Swarm(envelope, head), body.unwrap_or_default())
+    }
+
+    /// Whether one member may write it to another; everything else is between members and the coordinator.
+    pub fn is_between_members(&self) -> bool {
+        matches!(self, Post::Want(..) | Post::Chunk(..) | Post::NoParcel(_))
     }
 
     /// Reads a letter: the sender's clock, what it says, and what belongs to it.

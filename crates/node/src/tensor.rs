@@ -9,6 +9,8 @@ use starling_model::engine::{Dtype, Shape};
 use starling_model::reduce::add_bytes;
 use starling_model::stage::{Hidden, Input as StageInput, Loss, Meta};
 
+use crate::parcel::{Outline, Parcel};
+
 /// What a payload stands for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tensor {
@@ -18,8 +20,10 @@ pub enum Tensor {
     Gradient(Hidden),
     /// Sums of a part of the gradient at some nodes of the tree over lots.
     Sums(Vec<Sum>),
-    /// A stage's state: its vectors, the weights first.
-    State(Vec<Bytes>),
+    /// What a state, or updates of it, will be made of.
+    Outline(Outline),
+    /// A state, or updates of it. It comes in chunks, never as a whole.
+    Parcel(Arc<Parcel>),
     /// The reduced gradients of a stage's uses of what it shares with others, by name.
     Uses(Vec<(String, Bytes)>),
 }
@@ -55,8 +59,8 @@ pub enum TensorHead {
     Gradient(HiddenHead),
     /// Sums: the bytes and the loss of each.
     Sums(Vec<(u64, Loss)>),
-    /// A state: the bytes of each of its vectors.
-    State(Vec<u64>),
+    /// What a state, or updates of it, will be made of.
+    Outline(Outline),
     /// Uses of shared parameters: name and bytes of each.
     Uses(Vec<(String, u64)>),
 }
@@ -86,7 +90,8 @@ impl Tensor {
                 hidden.bytes.len()
             }
             Tensor::Sums(sums) => sums.iter().map(|sum| sum.bytes.len()).sum(),
-            Tensor::State(vectors) => vectors.iter().map(Bytes::len).sum(),
+            Tensor::Outline(_) => 0,
+            Tensor::Parcel(parcel) => parcel.chunks.iter().map(Bytes::len).sum(),
             Tensor::Uses(uses) => uses.iter().map(|(_, bytes)| bytes.len()).sum(),
         };
         bytes as u64
@@ -107,10 +112,8 @@ impl Tensor {
                 let head = sums.iter().map(|sum| (sum.bytes.len() as u64, sum.loss)).collect();
                 (TensorHead::Sums(head), sums.iter().map(|sum| sum.bytes.clone()).collect())
             }
-            Tensor::State(vectors) => {
-                let head = vectors.iter().map(|vector| vector.len() as u64).collect();
-                (TensorHead::State(head), vectors.clone())
-            }
+            Tensor::Outline(outline) => (TensorHead::Outline(outline.clone()), Vec::new()),
+            Tensor::Parcel(parcel) => (TensorHead::Outline(parcel.outline.clone()), Vec::new()),
             Tensor::Uses(uses) => {
                 let head = uses.iter().map(|(name, bytes)| (name.clone(), bytes.len() as u64)).collect();
                 (TensorHead::Uses(head), uses.iter().map(|(_, bytes)| bytes.clone()).collect())
@@ -145,10 +148,9 @@ impl Tensor {
                 let whole = |(length, loss)| Sum { bytes: pieces.next(length), loss };
                 Tensor::Sums(sums.into_iter().map(whole).collect())
             }
-            TensorHead::State(lengths) => {
-                exactly(sum(&mut lengths.iter().copied()))?;
-                let mut pieces = Pieces(body.clone());
-                Tensor::State(lengths.into_iter().map(|length| pieces.next(length)).collect())
+            TensorHead::Outline(outline) => {
+                exactly(0)?;
+                Tensor::Outline(outline)
             }
             TensorHead::Uses(uses) => {
                 exactly(sum(&mut uses.iter().map(|(_, length)| *length)))?;

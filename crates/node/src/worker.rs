@@ -1,5 +1,7 @@
 //! A worker as a process: the machine between the network and the thread that computes.
 
+mod handing;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -19,19 +21,24 @@ use tokio::sync::{Notify, mpsc};
 use crate::charter::Charter;
 use crate::compute::Compute;
 use crate::events::{EventLog, LogError, Note};
-use crate::host::{Done, Fetch, Host};
+use crate::giving::Giving;
+use crate::host::{Done, Fetch, Host, Task};
 use crate::member::{Arrived, Member, new_life};
 use crate::post::Post;
 use crate::sabotage::Sabotage;
+use crate::taking::Taking;
 use crate::tensor::{Sum, Tensor};
 use crate::tensors::Tensors;
-use crate::toll::Toll;
+use crate::toll::{Passage, Toll};
 
 /// Versions whose hashes are kept until they are noted, at the most.
 const MOST_HASHES: usize = 64;
 /// How long a checkpoint may take to come from the coordinator, and after how long it is asked for again.
 const FETCH: Duration = Duration::from_secs(600);
 const ASK_AGAIN: Duration = Duration::from_secs(60);
+
+/// Of an element on the wire, as far as it matters to how much is on its way.
+const ELEMENT_BYTES: u64 = 4;
 
 /// See the module's head.
 pub struct Worker {
@@ -43,10 +50,16 @@ pub struct Worker {
     wanted: mpsc::Receiver<Wanted>,
     /// Who waits for which.
     fetching: BTreeMap<StateOf, SyncSender<Option<Bytes>>>,
-    /// Sums that others wait for, and that are not read yet: one is read at a time.
+    /// Sums that others wait for, and that are not read yet.
     contributions: VecDeque<Contribute>,
-    reads: bool,
+    /// Those that are being read, in order.
+    passages: VecDeque<Passage>,
     toll: Toll,
+    /// What others are given of our state, and what we take of theirs.
+    giving: Giving,
+    taking: Option<Taking>,
+    /// Bytes of the largest state.
+    state_bytes: u64,
     /// The hashes of the last versions' weights, and whether the coordinator has noted them.
     hashes: BTreeMap<StateOf, (BTreeMap<String, [u8; 32]>, bool)>,
     start: Instant,
@@ -110,8 +123,11 @@ impl Worker {
             wanted,
             fetching,
             contributions: VecDeque::new(),
-            reads: false,
+            passages: VecDeque::new(),
             toll: Toll::default(),
+            giving: Giving::default(),
+            taking: None,
+            state_bytes: charter.spec.state_bytes,
             hashes: BTreeMap::new(),
             start,
             notice,
@@ -153,7 +169,9 @@ impl Worker {
 
     fn next_wake(&self) -> Instant {
         let machine = self.start + Duration::from_micros(self.machine.next_wake().0.min(1 << 50));
-        [self.member.next_wake(), self.leave_by].into_iter().flatten().fold(machine, Instant::min)
+        let taking = self.taking.as_ref().map(Taking::next_wake);
+        let others = [self.member.next_wake(), self.leave_by, self.giving.next_wake(), taking];
+        others.into_iter().flatten().fold(machine, Instant::min)
     }
 
     /// The machine will be taken away: what we hold is handed over, as far as the grace period allows.
@@ -165,6 +183,8 @@ impl Worker {
     fn on_wake(&mut self) {
         self.is_over |= self.leave_by.is_some_and(|by| by <= Instant::now());
         self.member.wake();
+        self.giving.tidy(Instant::now());
+        self.ask_for_chunks();
         if self.machine.next_wake() <= self.now() {
             self.tell(Input::Wake);
             self.tell_hashes();
@@ -173,10 +193,9 @@ impl Worker {
 
     fn on_arrived(&mut self, arrived: Arrived) {
         match arrived {
-            Arrived::Swarm(mut envelope, tensor) => {
-                self.tensors.receive(&mut envelope, tensor);
-                self.tell(Input::Message(envelope));
-            }
+            Arrived::Swarm(envelope, tensor) => self.on_message(envelope, tensor),
+            Arrived::Member(from, post, body) => self.on_member(from, post, body),
+            Arrived::Post(Post::Holders(stage, numbers), _) => self.on_holders(stage, &numbers),
             Arrived::Post(Post::Kept(of), _) => self.tell(Input::Saved(of)),
             Arrived::Post(Post::Fetched(of, found), body) => {
                 if let Some(reply) = self.fetching.remove(&of) {
@@ -207,15 +226,17 @@ impl Worker {
                 Done::Tell(input) => self.tell(input),
                 Done::Send(envelope, tensor) => self.member.send(envelope, tensor.as_ref()),
                 Done::Contribution(read) => {
-                    self.reads = false;
-                    if let Some((envelope, sums)) = read {
-                        let counted =
-                            sums.into_iter().map(|sum| Sum { bytes: self.toll.count(sum.bytes), ..sum });
-                        let tensor = Arc::new(Tensor::Sums(counted.collect()));
+                    // They are read in the order in which they were asked for.
+                    if let (Some(passage), Some((envelope, sums))) = (self.passages.pop_front(), read) {
+                        let passage = Arc::new(passage);
+                        let carry = |sum: Sum| Sum { bytes: passage.carry(sum.bytes), ..sum };
+                        let tensor = Arc::new(Tensor::Sums(sums.into_iter().map(carry).collect()));
                         self.member.send(envelope, Some(&tensor));
                     }
                     self.read_contributions();
                 }
+                Done::Give(to, fence, parcel) => self.give(to, fence, parcel),
+                Done::Read(of, parcel) => self.on_read(of, parcel),
                 Done::Save(of, part) => {
                     self.member.tell_coordinator(Post::Keep(of, part.head), vec![part.file.into()]);
                 }
@@ -254,28 +275,37 @@ impl Worker {
                     let tensor = envelope.payload().and_then(|payload| self.tensors.get(payload));
                     self.member.send(envelope, tensor.as_ref());
                 }
-                Command::Contribute(contribute) => self.contributions.push_back(contribute),
+                Command::Contribute(contribute) => {
+                    // What an earlier attempt wanted of this part, or of other lots, is of no use any more.
+                    let Contribute { part, stamp, .. } = contribute;
+                    self.contributions.retain(|earlier| earlier.part != part && earlier.stamp == stamp);
+                    self.contributions.push_back(contribute);
+                }
+                Command::SendState { to, fence, .. } if let Some(parcel) = self.giving.again(to) => {
+                    self.tell_of(to, fence, &parcel);
+                }
                 command => {
                     match command {
                         Command::BeginReduce(_) => self.contributions.clear(),
                         Command::DropBefore(step) => self.contributions.retain(|of| of.fence.step >= step),
                         _ => {}
                     }
-                    self.compute.carry_out(command, self.member.clock());
+                    self.compute.carry_out(Task::Machine(command), self.member.clock());
                 }
             }
         }
         self.read_contributions();
     }
 
-    /// Has the next of our sums read for the others, if those before it have left.
+    /// Has our next sums read for those who have taken the ones before.
     fn read_contributions(&mut self) {
-        if !self.reads
-            && self.toll.has_room()
-            && let Some(contribute) = self.contributions.pop_front()
+        let has_room = |contribute: &Contribute| self.toll.has_room(contribute.to);
+        while let Some(next) = self.contributions.iter().position(has_room)
+            && let Some(contribute) = self.contributions.remove(next)
         {
-            self.reads = true;
-            self.compute.carry_out(Command::Contribute(contribute), self.member.clock());
+            let bytes = ELEMENT_BYTES * (contribute.end - contribute.start) * contribute.nodes.len() as u64;
+            self.passages.push_back(self.toll.count(contribute.to, bytes));
+            self.compute.carry_out(Task::Machine(Command::Contribute(contribute)), self.member.clock());
         }
     }
 

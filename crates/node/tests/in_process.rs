@@ -82,6 +82,11 @@ struct Swarm {
     compared: u64,
     /// How many messages with uses of shared parameters are to be spoilt on their way.
     to_spoil: u32,
+    /// So many steps are closed while a state is on its way; and the states that are.
+    state_takes: u64,
+    on_the_way: Vec<(Step, Envelope, Option<Arc<Tensor>>)>,
+    /// How often updates were sent instead of a state.
+    updates: u32,
     /// What hosts could not do.
     troubles: Vec<String>,
 }
@@ -146,6 +151,9 @@ impl Swarm {
             inbox: VecDeque::new(),
             compared: 0,
             to_spoil: 0,
+            state_takes: 0,
+            on_the_way: Vec::new(),
+            updates: 0,
             troubles: Vec::new(),
             spec,
             run,
@@ -154,25 +162,29 @@ impl Swarm {
         swarm
     }
 
-    /// One message, or, if there is none, what is due next.
+    /// One message, or, if there is none, what is due next; and all that is due by then.
     fn turn(&mut self) {
-        if let Some((envelope, tensor)) = self.inbox.pop_front() {
-            self.now = self.now + Span(100);
-            match envelope.to {
-                Address::Coordinator => self.tell_coordinator(coordinator::Input::Message(envelope)),
-                Address::Driver(_) => self.tell_driver(driver::Input::Message(envelope)),
-                Address::Worker(peer) => self.deliver(peer, envelope, tensor),
-            }
-            return;
+        let step = self.coordinator.journal().step;
+        for (_, envelope, tensor) in self.on_the_way.extract_if(.., |(until, ..)| *until <= step) {
+            self.inbox.push_back((envelope, tensor));
         }
-        let workers = self.workers.values().map(|(worker, _)| worker.next_wake());
-        let others = [self.coordinator.next_wake(), self.driver.next_wake()];
-        let back = self.away.iter().map(|(at, _)| *at);
-        self.now = self.now.max(workers.chain(others).chain(back).min().unwrap());
-        let (due, away): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.away).into_iter().partition(|(at, _)| *at <= self.now);
-        self.away = away;
-        due.into_iter().for_each(|(_, peer)| self.start(peer));
+        match self.inbox.pop_front() {
+            Some((envelope, tensor)) => {
+                self.now = self.now + Span(100);
+                match envelope.to {
+                    Address::Coordinator => self.tell_coordinator(coordinator::Input::Message(envelope)),
+                    Address::Driver(_) => self.tell_driver(driver::Input::Message(envelope)),
+                    Address::Worker(peer) => self.deliver(peer, envelope, tensor),
+                }
+            }
+            None => {
+                let workers = self.workers.values().map(|(worker, _)| worker.next_wake());
+                let others = [self.coordinator.next_wake(), self.driver.next_wake()];
+                let back = self.away.iter().map(|(at, _)| *at);
+                self.now = self.now.max(workers.chain(others).chain(back).min().unwrap());
+            }
+        }
+        self.bring_back();
         if self.coordinator.next_wake() <= self.now {
             self.tell_coordinator(coordinator::Input::Wake);
         }
@@ -182,6 +194,12 @@ impl Swarm {
         let late = self.workers.iter().filter(|(_, (worker, _))| worker.next_wake() <= self.now);
         let late: Vec<PeerId> = late.map(|(&peer, _)| peer).collect();
         late.into_iter().for_each(|peer| self.tell_worker(peer, worker::Input::Wake));
+    }
+
+    /// Starts those whose time has come.
+    fn bring_back(&mut self) {
+        let due: Vec<(Time, PeerId)> = self.away.extract_if(.., |(at, _)| *at <= self.now).collect();
+        due.into_iter().for_each(|(_, peer)| self.start(peer));
     }
 
     fn start(&mut self, peer: PeerId) {
@@ -232,7 +250,14 @@ impl Swarm {
                     Done::Contribution(Some((envelope, sums))) => {
                         self.inbox.push_back((envelope, Some(Arc::new(Tensor::Sums(sums)))));
                     }
-                    Done::Contribution(None) | Done::Hashed(..) | Done::Note(_) => {}
+                    Done::Give(to, fence, parcel) => {
+                        self.updates += u32::from(parcel.outline.onto().is_some());
+                        let envelope = parcel.outline.message(peer, to, fence);
+                        let takes = if parcel.outline.onto().is_some() { 0 } else { self.state_takes };
+                        let until = Step(self.coordinator.journal().step.0 + takes);
+                        self.on_the_way.push((until, envelope, Some(Arc::new(Tensor::Parcel(parcel)))));
+                    }
+                    Done::Contribution(None) | Done::Hashed(..) | Done::Note(_) | Done::Read(..) => {}
                     Done::Save(of, part) => {
                         self.checkpoints.lock().unwrap().insert((of.stage, of.version), part.file);
                         inputs.push_back(worker::Input::Saved(of));
@@ -296,7 +321,7 @@ impl Swarm {
         for turn in 0..2_000_000 {
             self.turn();
             meanwhile(self, turn);
-            if self.coordinator.is_done() && self.inbox.is_empty() {
+            if self.coordinator.is_done() && self.inbox.is_empty() && self.on_the_way.is_empty() {
                 return;
             }
         }
@@ -353,6 +378,29 @@ fn parameters_that_several_stages_use_are_summed_over_all_of_them_whoever_is_kil
         });
         assert!(kills > 5, "{kills}");
         assert!(swarm.compared >= swarm.run.train.steps * 3);
+    }
+}
+
+/// A state takes longer than a step: whoever gets it has missed updates, which it gets then.
+#[test]
+fn who_missed_updates_while_its_state_was_on_its_way_catches_up_with_the_same_weights() {
+    for tied in [false, true] {
+        let mut run = run();
+        run.train.steps = 30;
+        run.model.tied = tied;
+        let mut swarm = Swarm::new(run, Reduce::Exact, 6);
+        swarm.state_takes = 2;
+        let (joiner, mut joined, mut counted) = (PeerId(6), false, 0);
+        swarm.train(|swarm, _| {
+            if swarm.coordinator.journal().step == Step(3) && !joined {
+                swarm.away.push((swarm.now, joiner));
+                joined = true;
+            }
+            let counts = swarm.workers.get(&joiner).is_some_and(|(worker, _)| worker.is_active());
+            counted += u32::from(counts);
+        });
+        assert!(swarm.updates > 0, "it got updates");
+        assert!(counted > 0, "and counted");
     }
 }
 

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Attempt, PeerId, SiteId, StageId};
+use crate::ids::{Attempt, Lot, PeerId, SiteId, StageId};
 
 /// A vector is not cut for its length alone into more parts than this: a member that has not heard of the plan must be
 /// able to keep what comes ahead of it.
@@ -173,6 +173,12 @@ impl ReducePlan {
             && self.holders.iter().all(|(peer, _)| members.contains(peer))
             && self.relays.iter().all(|relay| members.contains(&relay.via))
     }
+}
+
+/// What tells a set of lots, in order, from another (FNV-1a).
+pub fn stamp(lots: &[Lot]) -> u64 {
+    lots.iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, lot| (hash ^ u64::from(lot.0)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// Makes the plan for so many elements, in parts of `most` at the most. `broken` names pairs that could not talk in an earlier attempt; a pair without a third

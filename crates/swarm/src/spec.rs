@@ -143,7 +143,7 @@ pub struct Tuning {
     pub keep_bytes: u64,
     /// Microbatches that a driver keeps in flight, at the most.
     pub in_flight: usize,
-    /// Microbatches in flight for every peer, those of all drivers together.
+    /// Microbatches in flight for every peer; the drivers of several sites share them.
     pub depth: usize,
     /// Lots that a driver holds at a time, at the most.
     pub leases: usize,

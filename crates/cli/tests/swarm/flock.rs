@@ -224,8 +224,9 @@ impl Flock {
     pub fn lose_all_but_a_copy(&mut self, peers: usize) -> u64 {
         let until = Instant::now() + PATIENCE;
         let (copy, step) = loop {
-            let folders = (1..=self.lives).map(|life| format!("run/peers/{life}/checkpoints"));
-            let copies = folders.filter_map(|folder| checkpoint::list(&self.place.path(&folder)).ok());
+            let folders = (1..=self.lives).map(|life| self.place.path(&format!("run/peers/{life}/copies")));
+            let trainings = folders.filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
+            let copies = trainings.filter_map(|training| checkpoint::list(&training.path()).ok());
             if let Some((step, path)) = copies.flatten().next() {
                 break (path, step);
             }
@@ -277,6 +278,21 @@ impl Flock {
         match events::read(&self.place.path("run/events.jsonl")) {
             Ok(history) => history.lines.into_iter().map(|line| line.event).collect(),
             Err(_) => Vec::new(),
+        }
+    }
+
+    /// Waits until the log of the process that was started last says what is looked for.
+    pub fn wait_for<T>(&self, what: &str, find: impl Fn(&[Event]) -> Option<T>) -> T {
+        let path = self.place.path(&format!("run/peers/{}/events.jsonl", self.lives));
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let lines = events::read(&path).map(|history| history.lines).unwrap_or_default();
+            let events: Vec<Event> = lines.into_iter().map(|line| line.event).collect();
+            if let Some(found) = find(&events) {
+                return found;
+            }
+            assert!(Instant::now() < until, "{what}: {events:?}; {}", self.state());
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
 

@@ -119,6 +119,34 @@ fn joiners_and_leavers_in_the_middle_change_no_weight() {
     flock.finish_as_one_process();
 }
 
+/// It takes megabytes over a slow link that is cut meanwhile, from all who have them; and what it missed by then.
+#[test]
+fn a_joiner_takes_its_state_from_several_workers_through_a_cut_and_counts() {
+    let mut flock = Flock::with_workers("--set model.width=128", "bbbbbb");
+    flock.go_on_for(3);
+    flock.links("b-c=8mbit,10ms");
+    flock.start_worker("c");
+    flock.wait_for("it joins", |events| {
+        events.iter().any(|event| matches!(event, Event::Joined { .. })).then_some(())
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    flock.links("b-c=cut");
+    std::thread::sleep(Duration::from_secs(7));
+    flock.links("b-c=8mbit,10ms");
+    let chunks = flock.wait_for("it has a state", |events| {
+        events.iter().find_map(|event| match event {
+            Event::Took { onto: None, chunks, .. } => Some(chunks.clone()),
+            _ => None,
+        })
+    });
+    assert!(chunks.len() > 1, "from more than one: {chunks:?}");
+    flock.links("");
+    flock.wait_for("it takes part in an update", |events| {
+        events.iter().any(|event| matches!(event, Event::Holds { loaded: false, .. })).then_some(())
+    });
+    flock.finish_as_one_process();
+}
+
 #[test]
 fn a_run_goes_on_with_other_numbers_of_stages_sites_and_peers() {
     let mut flock = Flock::with_workers("", "aaabbb");

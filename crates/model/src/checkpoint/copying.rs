@@ -1,6 +1,6 @@
 //! A checkpoint that is copied from another machine, piece by piece: whoever has it answers [`read_piece`], whoever
-//! wants it asks for what [`Copying::wants`] says. It can go on after any interruption, and appears under its name
-//! when every file has the hash that the manifest says.
+//! wants it asks for what [`Copying::wants`] says. It appears under its name when every file has the hash that the
+//! manifest says.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{FileEntry, MANIFEST, MOST_MANIFEST_BYTES, Manifest, SaveError, files, parse_manifest};
+use super::{
+    Checkpoint, FileEntry, MANIFEST, MOST_MANIFEST_BYTES, Manifest, SaveError, files, parse_manifest,
+};
 
 /// Bytes of a piece, at the most.
 pub const PIECE_BYTES: u64 = 4 << 20;
@@ -107,7 +109,8 @@ impl Copying {
         aside.write(MANIFEST, &json)?;
         let target = folder.join(files::name(manifest.step));
         aside.publish(&target)?;
-        super::prune(&folder, &manifest.run.checkpoint, manifest.step)?;
+        // What is left over does no harm.
+        let _ = super::prune(&folder, &manifest.run.checkpoint, manifest.step);
         Ok(target)
     }
 
@@ -116,15 +119,12 @@ impl Copying {
     }
 }
 
-/// Copies the checkpoint at `from` into `folder`, where a run that goes on from it looks for it.
-pub fn copy(from: &Path, folder: &Path) -> Result<PathBuf, CopyError> {
-    let missing = || CopyError::Manifest("it is gone".into());
-    let json = std::fs::read(from.join(MANIFEST)).map_err(|_| missing())?;
+/// Copies a checkpoint that was opened into `folder`, where a run that goes on from it looks for it.
+pub fn copy(from: &Checkpoint, folder: &Path) -> Result<PathBuf, CopyError> {
+    let json = serde_json::to_vec_pretty(&from.manifest).map_err(SaveError::Manifest)?;
     let mut copying = Copying::new(folder, json)?;
-    let (parent, step) = (from.parent().unwrap_or(Path::new(".")), copying.manifest.step);
-    while let Some(piece) = copying.wants() {
-        let bytes = read_piece(parent, step, piece).ok_or_else(missing)?;
-        copying.put(piece, &bytes)?;
+    for (file, bytes) in (0..).zip(&from.files) {
+        copying.put(Piece { file, start: 0 }, bytes)?;
     }
     copying.publish()
 }
@@ -135,6 +135,8 @@ pub fn copy(from: &Path, folder: &Path) -> Result<PathBuf, CopyError> {
 pub enum CopyError {
     #[error("the manifest of the checkpoint that was to be copied cannot be used: {0}")]
     Manifest(String),
+    #[error("the checkpoint of step {0} was removed before its copy was whole; the next one is tried")]
+    Gone(u64),
     #[error("{0} of the copied checkpoint is not as its manifest says: it was damaged on its way or before")]
     Altered(String),
     #[error(transparent)]
@@ -145,7 +147,7 @@ pub enum CopyError {
 mod tests {
     use starling_corpus::Tokeniser;
 
-    use super::super::{Checkpoint, Progress, save};
+    use super::super::{Progress, save};
     use super::*;
     use crate::pipeline;
     use crate::run::Run;

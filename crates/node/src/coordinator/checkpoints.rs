@@ -58,8 +58,8 @@ impl Coordinator {
         if step < newest {
             self.disk.announce(from); // It was busy when the newest was told of.
         }
-        let Some(guest) = self.registry.get(from).filter(|_| step <= newest) else { return Ok(()) };
-        self.copies.retain(|of, _| *of >= step);
+        let Some(guest) = self.registry.get(from).filter(|_| step == newest) else { return Ok(()) };
+        self.copies.retain(|of, _| *of == step);
         let sites: &mut BTreeSet<String> = self.copies.entry(step).or_default();
         if sites.insert(guest.site) {
             let sites: Vec<&str> = sites.iter().map(String::as_str).collect();

@@ -236,7 +236,8 @@ impl Coordinator {
             return; // The stage is lost; the rollback will see to it.
         }
         let mut holdings = self.steps[0].ledger.holdings(stage);
-        let holders: Vec<(PeerId, u64)> = holdings.iter().map(|(&peer, lots)| (peer, stamp(lots))).collect();
+        let holders: Vec<(PeerId, u64)> =
+            holdings.iter().map(|(&peer, lots)| (peer, reduce::stamp(lots))).collect();
         let life = &mut self.lives[stage.0 as usize];
         life.attempt.0 += 1;
         let (attempt, broken, gone) = (life.attempt, life.broken.clone(), std::mem::take(&mut life.gone));
@@ -515,10 +516,4 @@ impl Coordinator {
         let holds = |member: &super::Member| member.is_active() && member.stage == Some(stage);
         self.members.iter().filter(|(_, m)| holds(m)).map(|(&peer, _)| peer).collect()
     }
-}
-
-/// What tells a set of lots from another (FNV-1a).
-fn stamp(lots: &[Lot]) -> u64 {
-    lots.iter()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, lot| (hash ^ u64::from(lot.0)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -49,6 +49,7 @@ pub struct Hosted {
     pub folder: RunFolder,
     pub charter: Charter,
     tokeniser: Tokeniser,
+    held_out_windows: u64,
     authority: Arc<Identity>,
     _lock: Lock,
 }
@@ -93,8 +94,9 @@ impl Hosted {
         let corpus = open_corpus(&run, &folder.corpus())?;
         let tokeniser = corpus.tokeniser.clone();
         let definition = run.definition(tokeniser.vocabulary(), corpus.content_hash().to_hex().to_string());
-        Sampler::new(corpus, run.data.held_out, run.model.context, run.seed)
+        let sampler = Sampler::new(corpus, run.data.held_out, run.model.context, run.seed)
             .context("the corpus cannot be trained on as it is")?;
+        let held_out_windows = sampler.held_out_windows();
         let charter = Charter::new(run, definition, peers)?;
         let authority = Arc::new(Identity::load_or_generate(&folder.path().join("run.key"))?);
         check_identity(&folder, &charter)?;
@@ -111,7 +113,7 @@ impl Hosted {
             begin_again_from_checkpoint(&folder.journal())?;
         }
         write_whole(&folder.run_file(), &toml::to_string(&charter.run)?)?;
-        Ok(Hosted { folder, charter, tokeniser, authority, _lock: lock })
+        Ok(Hosted { folder, charter, tokeniser, held_out_windows, authority, _lock: lock })
     }
 
     /// Starts the coordinator; `addresses` are where others reach it, if not where it listens.
@@ -130,6 +132,7 @@ impl Hosted {
             authority: self.authority.clone(),
             charter: self.charter.clone(),
             tokeniser: self.tokeniser.clone(),
+            held_out_windows: self.held_out_windows,
             wan,
         })?)
     }

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use starling_corpus::Sampler;
 use starling_model::device::Device;
 use starling_node::charter::Charter;
-use starling_node::driver::Driver;
+use starling_node::driver::{Driver, Text};
 use starling_node::events::EventLog;
 use starling_node::links::WanSource;
 use starling_node::member::{Joining, Member};
@@ -142,8 +141,8 @@ async fn take_part(
         }
         Role::Driver => {
             let temporary = tempfile::tempdir().context("cannot make a temporary folder")?;
-            let sampler = sampler(&charter, &dir.as_deref().unwrap_or(temporary.path()).join("corpus"))?;
-            let mut driver = Driver::new(member, charter, sampler, notice);
+            let text = text(&charter, &dir.as_deref().unwrap_or(temporary.path()).join("corpus"))?;
+            let mut driver = Driver::new(member, charter, text, notice);
             if let Some(dir) = &dir {
                 driver.keep_copies(&dir.join("copies"))?;
             }
@@ -156,15 +155,14 @@ async fn take_part(
 }
 
 /// Opens the run's corpus on this machine; it must be the one that the run was defined with.
-fn sampler(charter: &Charter, cache: &Path) -> Result<Sampler> {
-    let run = &charter.run;
-    let corpus = session::open_corpus(run, cache)?;
-    if corpus.content_hash().to_hex().as_str() != charter.definition.corpus {
+fn text(charter: &Charter, cache: &Path) -> Result<Text> {
+    let (text, hash) = session::open_text(&charter.run, cache)?;
+    if hash != charter.definition.corpus {
         bail!(
             "the text on this machine is not the one that the run was made with; a driver must read the same files"
         );
     }
-    Ok(Sampler::new(corpus, run.data.held_out, run.model.context, run.seed)?)
+    Ok(text)
 }
 
 /// The first Ctrl-C or SIGTERM is a notice, the second ends at once.

@@ -9,8 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use starling_corpus::Sampler;
-use starling_node::driver::Driver;
+use starling_node::driver::{Driver, Text};
 use starling_node::links::WanSource;
 use starling_node::member::{Joining, Member};
 use starling_swarm::coordinator::Order;
@@ -22,7 +21,7 @@ use tokio::sync::Notify;
 use crate::hosting::{Hosted, RunArguments};
 use crate::interrupt::{self, Interrupt};
 use crate::run_folder::RunFolder;
-use crate::session::open_corpus;
+use crate::session::open_text;
 use crate::status::{Target, show};
 use crate::up::view::View;
 use crate::{join, words};
@@ -133,7 +132,8 @@ async fn serve(hosted: Hosted, place: Place, interrupt: Interrupt) -> Result<Exi
     ))?;
     if !no_driver {
         let ticket = hosted.ticket(coordinator.local_addresses(), Role::Driver, None);
-        tokio::spawn(drive(ticket, site, wan.unwrap_or_default(), sampler(&hosted)?));
+        let (text, _) = open_text(&hosted.charter.run, &hosted.folder.corpus())?;
+        tokio::spawn(drive(ticket, site, wan.unwrap_or_default(), text));
     }
     let mut status = coordinator.status();
     let mut run = std::pin::pin!(coordinator.run());
@@ -162,14 +162,8 @@ async fn serve(hosted: Hosted, place: Place, interrupt: Interrupt) -> Result<Exi
     }
 }
 
-fn sampler(hosted: &Hosted) -> Result<Sampler> {
-    let run = &hosted.charter.run;
-    let corpus = open_corpus(run, &hosted.folder.corpus())?;
-    Ok(Sampler::new(corpus, run.data.held_out, run.model.context, run.seed)?)
-}
-
 /// A driver inside the coordinator's process, so that a run needs nobody else who has the corpus.
-async fn drive(ticket: starling_transport::ticket::Ticket, site: String, wan: WanSource, sampler: Sampler) {
+async fn drive(ticket: starling_transport::ticket::Ticket, site: String, wan: WanSource, text: Text) {
     let joining = Joining {
         identity: Arc::new(Identity::generate()),
         ticket,
@@ -179,7 +173,7 @@ async fn drive(ticket: starling_transport::ticket::Ticket, site: String, wan: Wa
         tell: |_| {},
     };
     match Member::join(joining).await.context("the driver beside the coordinator could not join") {
-        Ok((member, charter)) => Driver::new(member, charter, sampler, Arc::new(Notify::new())).run().await,
+        Ok((member, charter)) => Driver::new(member, charter, text, Arc::new(Notify::new())).run().await,
         Err(error) => words::tell(&format!("warning: {error:#}")),
     }
 }

@@ -13,6 +13,7 @@ use starling_model::pipeline::loss_over;
 use starling_model::reference::Reference;
 use starling_model::run::{Definition, Difference, Run};
 use starling_model::stage::{Input, Loss, Meta};
+use starling_node::driver::Text;
 
 /// An opened run.
 pub struct Session {
@@ -116,6 +117,14 @@ fn named(run: &Run) -> String {
     let paths: Vec<String> =
         run.data.sources.iter().map(|source| source.path.display().to_string()).collect();
     if paths.is_empty() { "the generated corpus".into() } else { paths.join(", ") }
+}
+
+/// Opens what a driver of the run reads.
+pub fn open_text(run: &Run, cache: &Path) -> Result<(Text, String)> {
+    let corpus = open_corpus(run, cache)?;
+    let (tokeniser, hash) = (corpus.tokeniser.clone(), corpus.content_hash().to_hex().to_string());
+    let sampler = Sampler::new(corpus, run.data.held_out, run.model.context, run.seed)?;
+    Ok((Text { sampler, tokeniser }, hash))
 }
 
 /// Opens what the run is trained on. The paths in a resolved run are absolute.

@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod looking;
+mod trying;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -25,6 +26,7 @@ use starling_transport::identity::{Identity, PublicKey};
 use starling_transport::ticket::Role;
 use tokio::sync::{mpsc, watch};
 
+use self::trying::Trying;
 use crate::charter::Charter;
 use crate::closing::{BadSummary, conclude};
 use crate::disk::{Disk, DiskError};
@@ -74,6 +76,8 @@ pub struct Settings {
     pub charter: Charter,
     /// From text to tokens, for the checkpoints.
     pub tokeniser: Tokeniser,
+    /// Windows of held-out text.
+    pub held_out_windows: u64,
     /// What is emulated between sites.
     pub wan: WanSource,
 }
@@ -105,6 +109,7 @@ pub struct Coordinator {
     kept: BTreeSet<(Epoch, Step, StageId)>,
     recent: VecDeque<(Instant, u64)>,
     last_loss: Option<f64>,
+    trying: Trying,
     news: VecDeque<String>,
     clock: u64,
     start: Instant,
@@ -114,7 +119,17 @@ pub struct Coordinator {
 impl Coordinator {
     /// Takes over what the journal in the folder says; a new folder is a new run.
     pub fn start(settings: Settings) -> Result<Coordinator, CoordinatorError> {
-        let Settings { folder, listen, addresses, site, authority, charter, tokeniser, wan } = settings;
+        let Settings {
+            folder,
+            listen,
+            addresses,
+            site,
+            authority,
+            charter,
+            tokeniser,
+            held_out_windows,
+            wan,
+        } = settings;
         let (journal, records) = Journal::open::<Record>(&folder.join("journal"))?;
         let registry = Registry::open(&folder.join("members"), authority.clone(), &site, &charter)?;
         let registry = Arc::new(registry);
@@ -158,6 +173,7 @@ impl Coordinator {
             kept: BTreeSet::new(),
             recent: VecDeque::from([(now, 0)]),
             last_loss: None,
+            trying: Trying::new(held_out_windows),
             news: VecDeque::new(),
             clock: 0,
             start: now,
@@ -216,11 +232,12 @@ impl Coordinator {
 
     fn next_wake(&self) -> Instant {
         let machine = self.start + Duration::from_micros(self.machine.next_wake().0.min(1 << 50));
-        self.links.next_wake().map_or(machine, |wake| wake.min(machine))
+        [self.links.next_wake(), self.trying.next_wake()].into_iter().flatten().fold(machine, Instant::min)
     }
 
     fn on_wake(&mut self) -> Result<(), CoordinatorError> {
         self.links.wake(&self.endpoint);
+        self.try_on()?;
         match self.machine.next_wake() <= self.now() {
             true => self.tell(Input::Wake),
             false => Ok(()),
@@ -339,6 +356,8 @@ impl Coordinator {
                 self.say(format!("{} has no copy of a checkpoint: {why}", from.short()))?;
             }
             Post::Hashes(of, hashes) if self.holds(from, of.stage) => self.on_hashes(from, of, hashes)?,
+            Post::Tried(trial, loss) if is_worker => self.on_tried(&trial, Some(loss))?,
+            Post::NotTried(trial) if guest.is_some() => self.on_tried(&trial, None)?,
             // An operator has shown its ticket, or it would not be connected; members give no orders.
             Post::Order(order) if guest.is_none() => {
                 self.tell(Input::Operator(order))?;
@@ -415,7 +434,7 @@ impl Coordinator {
                     self.reports.insert(step, report);
                     let (epoch, stages) = (self.machine.journal().epoch.0, self.machine.counted());
                     self.log.append_at(self.clock, Event::Counted { epoch, step: step.0, stages })?;
-                    self.tell(Input::Concluded(number, constants))?;
+                    self.conclude_when_tried(number, step, constants)?;
                 }
                 Command::Tell(text) => self.say(text)?,
             }

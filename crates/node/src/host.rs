@@ -18,7 +18,7 @@ use starling_model::pipeline::BuildError;
 use starling_model::reduce::sum_of_uses;
 use starling_model::stage::{
     self, Folded, Hidden, Input as StageInput, Keep, Loss, Output, Pending, Prepared, Reduction, Shared,
-    Stage, StageError, State, Ticket,
+    Stage, StageError, State, Ticket, Want,
 };
 use starling_swarm::ids::*;
 use starling_swarm::lots::{Lots, TreeNode};
@@ -34,6 +34,7 @@ use crate::parcel::Parcel;
 use crate::sabotage::{FROM_STEP, Sabotage, spoil};
 use crate::tensor::{Sum, Tensor};
 use crate::tensors::Tensors;
+use crate::trial::Trial;
 
 /// What a stage tells of its reduced gradient: the commit's constants are made of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -59,6 +60,8 @@ pub enum Task {
     Read(StateOf),
     /// Write this down.
     Note(Event),
+    /// Compute held-out text in the stage of this number.
+    Infer(Trial, u16, Arc<Tensor>),
 }
 
 /// What comes of a task.
@@ -74,12 +77,25 @@ pub enum Done {
     Give(PeerId, Fence, Arc<Parcel>),
     /// This state was read, or is not here.
     Read(StateOf, Option<Arc<Parcel>>),
+    /// Held-out text was computed in the stage of this number: pass it on to the next, or tell the loss.
+    Inferred(Trial, u16, Inferred),
     /// Keep this where it survives us, then tell the machine.
     Save(StateOf, Part),
     /// Write this down, before anything that follows.
     Note(Event),
     /// The weights of this state have these hashes, by name.
     Hashed(StateOf, BTreeMap<String, [u8; 32]>),
+}
+
+/// What held-out text became in a stage.
+#[derive(Debug)]
+pub enum Inferred {
+    /// What the next stage gets.
+    Onward(Arc<Tensor>),
+    /// The last stage's loss.
+    Loss(Loss),
+    /// Nothing: other weights are here, or it makes no sense.
+    Nothing,
 }
 
 /// Fetches a state that survived its holders: a file with at least these parameters, for [`Part::restore`]. May take
@@ -192,6 +208,14 @@ impl Host {
                 let parcel = if self.holding == Some(of) { Some(self.read_state(of)) } else { None };
                 done.push(Done::Read(of, parcel.transpose()?.map(Arc::new)));
                 Ok(())
+            }
+            Task::Infer(trial, stage, tensor) => {
+                let (inferred, outcome) = match self.infer(&trial, stage, &tensor) {
+                    Ok(inferred) => (inferred, Ok(())),
+                    Err(error) => (Inferred::Nothing, Err(error)),
+                };
+                done.push(Done::Inferred(trial, stage, inferred));
+                outcome
             }
             Task::Note(event) => {
                 done.push(Done::Note(event));
@@ -458,6 +482,20 @@ impl Host {
         }
         done.push(Done::Tell(if finite { Input::BackwardDone(id, payload) } else { Input::NotFinite(id) }));
         Ok(())
+    }
+
+    fn infer(&mut self, trial: &Trial, stage: u16, tensor: &Tensor) -> Result<Inferred, HostError> {
+        let Tensor::Activation(input, meta) = tensor else { return Err(HostError::Kind) };
+        if self.holding != Some(trial.state(stage)) {
+            return Ok(Inferred::Nothing);
+        }
+        Ok(match self.held()?.infer(input.clone(), meta, Want::Loss)? {
+            Output::Hidden(hidden) => {
+                Inferred::Onward(Arc::new(Tensor::Activation(StageInput::Hidden(hidden), meta.clone())))
+            }
+            Output::Loss(loss) => Inferred::Loss(loss),
+            Output::Logits(_) => Inferred::Nothing,
+        })
     }
 
     fn now_holds(&mut self, of: StateOf, loaded: bool, done: &mut Vec<Done>) {

@@ -9,6 +9,8 @@
 //! A joiner is handed a stage's state, or what it missed of it, in a [`parcel`], which others give ([`giving`]) and it takes
 //! ([`taking`]) chunk by chunk.
 //!
+//! Held-out text is tried across the pipeline between two steps ([`trial`]).
+//!
 //! Workers and drivers reach the coordinator and each other through [`member`]; what they write is in [`post`]. Who may
 //! talk to whom is decided by [`registry`] (at the coordinator) and [`guests`] (everywhere else). Every process keeps an
 //! event log ([`events`]): one typed event a line, appended with one write, valid to the last whole line after any
@@ -54,4 +56,5 @@ pub mod taking;
 pub mod tensor;
 pub mod tensors;
 pub mod toll;
+pub mod trial;
 pub mod worker;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use starling_swarm::ids::{Address, SiteId};
+use starling_swarm::ids::{Address, DriverId, PeerId, SiteId};
 use starling_swarm::message::Envelope;
 use starling_transport::endpoint::{Contact, Endpoint, Event, Limits, StartError};
 use starling_transport::identity::{Identity, PublicKey};
@@ -300,8 +300,10 @@ impl Member {
             Post::Swarm(envelope, head) if envelope.payload().is_some() != head.is_some() => None,
             Post::Swarm(envelope, head) => Some(Arrived::Swarm(envelope, tensor(head, &body).ok()?)),
             post if post.is_between_members() => match sender {
-                Address::Worker(peer) => Some(Arrived::Member(peer.0, post, body)),
-                Address::Driver(_) | Address::Coordinator => None,
+                Address::Worker(PeerId(number)) | Address::Driver(DriverId(number)) => {
+                    Some(Arrived::Member(number, post, body))
+                }
+                Address::Coordinator => None,
             },
             _ if sender != Address::Coordinator => None,
             Post::ThisIs(number, card) => {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use starling_model::checkpoint::{PartHead, Piece};
+use starling_model::stage::Loss;
 use starling_swarm::coordinator::Order;
 use starling_swarm::ids::{SiteId, StageId};
 use starling_swarm::message::{Envelope, Urgency};
@@ -20,6 +21,7 @@ use starling_transport::ticket::{Pass, Role};
 use crate::parcel::ParcelId;
 use crate::status::Status;
 use crate::tensor::{Tensor, TensorHead, TornTensor};
+use crate::trial::Trial;
 
 /// What a letter says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -59,6 +61,14 @@ pub enum Post {
     Chunk(ParcelId, u32),
     /// Worker → worker: I do not have that parcel.
     NoParcel(ParcelId),
+    /// Coordinator → driver: read this held-out text, and send it on its way.
+    Try(Trial),
+    /// Driver or worker → worker: compute this in the stage of this number, and pass it on. The body is its tensor.
+    Infer(Trial, u16, TensorHead),
+    /// Last worker → coordinator: its loss.
+    Tried(Trial, Loss),
+    /// Driver or worker → coordinator: I cannot.
+    NotTried(Trial),
     /// Worker → coordinator: the hashes of the weights of this state.
     Hashes(StateOf, BTreeMap<String, [u8; 32]>),
     /// Coordinator → worker: I know the hashes of this state.
@@ -151,6 +161,7 @@ impl Post {
                 Urgency::Sum => Lane::Sum,
                 Urgency::State => Lane::State,
             },
+            Post::Infer(..) => Lane::Work,
             Post::Keep(..) | Post::Fetched(..) | Post::Checkpoint(_) | Post::Piece(..) | Post::Chunk(..) => {
                 Lane::State
             }
@@ -173,7 +184,7 @@ impl Post {
 
     /// Whether one member may write it to another; everything else is between members and the coordinator.
     pub fn is_between_members(&self) -> bool {
-        matches!(self, Post::Want(..) | Post::Chunk(..) | Post::NoParcel(_))
+        matches!(self, Post::Want(..) | Post::Chunk(..) | Post::NoParcel(_) | Post::Infer(..))
     }
 
     /// Reads a letter: the sender's clock, what it says, and what belongs to it.

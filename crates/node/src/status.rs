@@ -17,6 +17,8 @@ pub struct Status {
     pub checkpoint: u64,
     /// The loss of the last step.
     pub loss: Option<f64>,
+    /// The loss on held-out text, when it was last looked at.
+    pub held_out: Option<f64>,
     /// Tokens a second, over the last steps.
     pub tokens_per_s: f64,
     /// Steps a second, over the last steps.

@@ -1,6 +1,7 @@
 //! A worker as a process: the machine between the network and the thread that computes.
 
 mod handing;
+mod trying;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -194,6 +195,9 @@ impl Worker {
     fn on_arrived(&mut self, arrived: Arrived) {
         match arrived {
             Arrived::Swarm(envelope, tensor) => self.on_message(envelope, tensor),
+            Arrived::Member(_, Post::Infer(trial, stage, head), body) => {
+                self.on_infer(trial, stage, head, &body)
+            }
             Arrived::Member(from, post, body) => self.on_member(from, post, body),
             Arrived::Post(Post::Holders(stage, numbers), _) => self.on_holders(stage, &numbers),
             Arrived::Post(Post::Kept(of), _) => self.tell(Input::Saved(of)),
@@ -236,6 +240,7 @@ impl Worker {
                     self.read_contributions();
                 }
                 Done::Give(to, fence, parcel) => self.give(to, fence, parcel),
+                Done::Inferred(trial, stage, inferred) => self.on_inferred(trial, stage, inferred),
                 Done::Read(of, parcel) => self.on_read(of, parcel),
                 Done::Save(of, part) => {
                     self.member.tell_coordinator(Post::Keep(of, part.head), vec![part.file.into()]);

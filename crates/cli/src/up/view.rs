@@ -67,13 +67,14 @@ impl View {
 
 fn summary(status: &Status) -> String {
     let loss = status.loss.map_or("–".into(), |loss| format!("{loss:.4}"));
+    let held_out = status.held_out.map_or(String::new(), |loss| format!("  held-out {loss:.4}"));
     let left = status.steps.saturating_sub(status.step) as f64;
     let eta = match status.steps_per_s > 0.0 {
         true => words::time(Duration::from_secs_f64((left / status.steps_per_s).min(1e9))),
         false => "–".into(),
     };
     format!(
-        "{}  step {}/{}  loss {loss}  {} tokens/s  ETA {eta}",
+        "{}  step {}/{}  loss {loss}{held_out}  {} tokens/s  ETA {eta}",
         status.name,
         status.step,
         status.steps,

@@ -371,6 +371,16 @@ impl Flock {
         "whole".into()
     }
 
+    /// The losses on held-out text in a folder, by version.
+    pub fn held_out(&self, folder: &str) -> BTreeMap<u64, f64> {
+        let lines = events::read(&self.place.path(folder).join("events.jsonl")).unwrap().lines;
+        let losses = lines.into_iter().filter_map(|line| match line.event {
+            Event::Evaluated { step, loss, .. } => Some((step, loss)),
+            _ => None,
+        });
+        losses.collect()
+    }
+
     /// The loss of every step in a folder.
     pub fn losses(&self, folder: &str) -> BTreeMap<u64, f64> {
         let lines = events::read(&self.place.path(folder).join("events.jsonl")).unwrap().lines;

@@ -148,6 +148,33 @@ fn a_joiner_takes_its_state_from_several_workers_through_a_cut_and_counts() {
 }
 
 #[test]
+fn held_out_text_is_tried_across_the_pipeline_with_the_losses_of_one_process_through_kills() {
+    let mut flock = Flock::with_workers("--set evaluate.every=4 --set data.held_out=0.2", "aaabbb");
+    for kill in 0..6 {
+        flock.go_on_for(7);
+        let peer = draw(5, kill, flock.peers().len());
+        flock.kill(peer);
+        flock.replace(peer);
+    }
+    flock.go_on_for(7);
+    flock.finish();
+    let swarm = flock.held_out("run");
+    let one = flock.held_out(&flock.train_in_one_process(41));
+    assert_eq!(one.keys().copied().collect::<Vec<_>>(), [4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 41]);
+    // When peers die too fast, a version is not looked at, and that is said.
+    let missed = one.keys().filter(|&step| *step < 41 && !swarm.contains_key(step)).count();
+    let said = flock
+        .events()
+        .iter()
+        .filter(|event| matches!(event, Event::News { text } if text.contains("held-out")))
+        .count();
+    assert!(missed == said && missed < 3, "{missed} {said}");
+    for (step, loss) in swarm.iter().filter(|(step, _)| **step < 41) {
+        assert_eq!(Some(loss), one.get(step), "step {step}");
+    }
+}
+
+#[test]
 fn a_run_goes_on_with_other_numbers_of_stages_sites_and_peers() {
     let mut flock = Flock::with_workers("", "aaabbb");
     flock.go_on_for(7);

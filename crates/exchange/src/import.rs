@@ -1,0 +1,216 @@
+//! A folder that `transformers` wrote.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+use safetensors::SafeTensors;
+use serde::Deserialize;
+use starling_model::config::ModelConfig;
+use starling_model::stage::{Stage, StageError, State};
+
+use crate::gpt2;
+use crate::numbers::to_model;
+
+/// A `config.json` or an index is small; more than this is something else.
+const MOST_JSON_BYTES: u64 = 256 << 20;
+
+/// A model in a folder that `transformers` wrote. Its weights stay in the files, which are mapped.
+pub struct Pretrained {
+    /// What it is.
+    pub model: ModelConfig,
+    /// Tokens that it knows.
+    pub vocabulary: usize,
+    /// The text of its `tokenizer.json`, if it has one.
+    pub tokeniser: Option<String>,
+    files: Vec<(PathBuf, Mmap)>,
+    /// The file of each parameter, and its name there.
+    parameters: BTreeMap<String, (usize, String)>,
+}
+
+#[derive(Deserialize)]
+struct Head {
+    model_type: Option<String>,
+    #[serde(default)]
+    quantization_config: serde_json::Value,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Pretrained {
+    /// Reads what the folder holds; of the weights only where they are.
+    pub fn open(folder: &Path) -> Result<Pretrained, ImportError> {
+        let path = folder.join("config.json");
+        let text = read(&path)?;
+        let trouble = |source| ImportError::Json { path: path.clone(), source };
+        let head: Head = serde_json::from_str(&text).map_err(trouble)?;
+        let refuse = |field: &str, value: String| ImportError::Field {
+            path: path.clone(),
+            field: field.into(),
+            value,
+        };
+        if !head.quantization_config.is_null() {
+            return Err(refuse("quantization_config", "a quantised model".into()));
+        }
+        let (model, vocabulary) = match head.model_type.as_deref() {
+            Some("gpt2") => {
+                let config: gpt2::Config = serde_json::from_str(&text).map_err(trouble)?;
+                config.resolve().map_err(|(field, value)| refuse(field, value))?
+            }
+            other => return Err(refuse("model_type", other.unwrap_or("nothing").into())),
+        };
+        if let Some(problem) = model.problems().into_iter().next() {
+            return Err(refuse(&problem.key, problem.message));
+        }
+        let tokeniser = folder.join("tokenizer.json");
+        let tokeniser = if tokeniser.exists() { Some(read(&tokeniser)?) } else { None };
+        let files = map_files(folder)?;
+        let mut parameters = BTreeMap::new();
+        for (number, (path, file)) in files.iter().enumerate() {
+            for name in tensors_of(path, file)?.names() {
+                if let Some(parameter) = gpt2::parameter_of(name, model.tied) {
+                    parameters.insert(parameter.to_string(), (number, name.to_string()));
+                }
+            }
+        }
+        let pretrained = Pretrained { model, vocabulary, tokeniser, files, parameters };
+        pretrained.check()?;
+        Ok(pretrained)
+    }
+
+    /// Puts its weights into stages of the same model, however they are cut. Refused, it has changed nothing.
+    pub fn put_into(&self, stages: &mut [Box<dyn Stage>]) -> Result<(), ImportError> {
+        let files =
+            self.files.iter().map(|(path, file)| tensors_of(path, file)).collect::<Result<Vec<_>, _>>()?;
+        for stage in stages {
+            for (parameter, span) in stage.layout().entries().to_vec() {
+                let (number, name) = self.place(&parameter.name)?;
+                let wrong = |why: String| ImportError::Tensor {
+                    path: self.files[number].0.clone(),
+                    name: name.into(),
+                    why,
+                };
+                let view = files[number].tensor(name).map_err(|error| wrong(error.to_string()))?;
+                let bytes = to_model(view.data(), view.dtype(), stage.dtype());
+                let bytes = bytes.ok_or_else(|| wrong(format!("it holds {:?}", view.dtype())))?;
+                stage.write(State::Weights, span.start, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn place(&self, parameter: &str) -> Result<(usize, &str), ImportError> {
+        let place = self.parameters.get(parameter);
+        let (number, name) = place.ok_or_else(|| ImportError::Missing { name: parameter.into() })?;
+        Ok((*number, name))
+    }
+
+    /// Every parameter is there in its shape, and nothing else is.
+    fn check(&self) -> Result<(), ImportError> {
+        let architecture = self.model.architecture(self.vocabulary);
+        let mut unknown = self.parameters.clone();
+        for parameter in architecture.units().into_iter().flat_map(|unit| architecture.parameters(unit)) {
+            let (number, name) = self.place(&parameter.name)?;
+            let (path, file) = &self.files[number];
+            let wrong = |why: String| ImportError::Tensor { path: path.clone(), name: name.into(), why };
+            let tensors = tensors_of(path, file)?;
+            let view = tensors.tensor(name).map_err(|error| wrong(error.to_string()))?;
+            if view.shape() != parameter.shape {
+                return Err(wrong(format!(
+                    "its shape is {:?}, and config.json makes it {:?}",
+                    view.shape(),
+                    parameter.shape
+                )));
+            }
+            unknown.remove(&parameter.name);
+        }
+        match unknown.into_iter().next() {
+            Some((_, (number, name))) => {
+                let why = "the model that config.json describes has no such tensor".into();
+                Err(ImportError::Tensor { path: self.files[number].0.clone(), name, why })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// The files that hold weights: one, or those that an index names.
+fn map_files(folder: &Path) -> Result<Vec<(PathBuf, Mmap)>, ImportError> {
+    let (whole, index) = (folder.join("model.safetensors"), folder.join("model.safetensors.index.json"));
+    let names: Vec<PathBuf> = if whole.exists() {
+        vec![whole]
+    } else if index.exists() {
+        let Index { weight_map } = serde_json::from_str(&read(&index)?)
+            .map_err(|source| ImportError::Json { path: index.clone(), source })?;
+        let names: std::collections::BTreeSet<String> = weight_map.into_values().collect();
+        // A name that leads out of the folder is none that `transformers` wrote.
+        if let Some(name) = names.iter().find(|name| name.contains(['/', '\\'])) {
+            return Err(ImportError::Outside { path: index, name: name.clone() });
+        }
+        names.into_iter().map(|name| folder.join(name)).collect()
+    } else {
+        return Err(ImportError::NoWeights { folder: folder.to_path_buf() });
+    };
+    let map = |path: PathBuf| {
+        let trouble = |source| ImportError::Read { path: path.clone(), source };
+        let file = File::open(&path).map_err(trouble)?;
+        let map = map_file(&file).map_err(trouble)?;
+        Ok((path, map))
+    };
+    names.into_iter().map(map).collect()
+}
+
+#[allow(unsafe_code)]
+fn map_file(file: &File) -> std::io::Result<Mmap> {
+    // SAFETY: whoever changes the file while it is read gets a model of nonsense, or ends this process; the same holds for
+    // every program that maps it.
+    unsafe { Mmap::map(file) }
+}
+
+fn tensors_of<'a>(path: &Path, file: &'a Mmap) -> Result<SafeTensors<'a>, ImportError> {
+    SafeTensors::deserialize(file).map_err(|source| ImportError::Format { path: path.to_path_buf(), source })
+}
+
+fn read(path: &Path) -> Result<String, ImportError> {
+    let trouble = |source| ImportError::Read { path: path.to_path_buf(), source };
+    let bytes = std::fs::metadata(path).map_err(trouble)?.len();
+    if bytes > MOST_JSON_BYTES {
+        return Err(trouble(std::io::Error::other(format!("{bytes} bytes are too many for such a file"))));
+    }
+    std::fs::read_to_string(path).map_err(trouble)
+}
+
+/// Why a folder could not be read; nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages say what the fields are")]
+pub enum ImportError {
+    #[error("cannot read {}: {source}; name a folder that transformers' save_pretrained wrote", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{} is no JSON that transformers writes: {source}", path.display())]
+    Json { path: PathBuf, source: serde_json::Error },
+    #[error(
+        "{} says {field} = {value}, which is not implemented; the model would compute something else, so it is refused",
+        path.display()
+    )]
+    Field { path: PathBuf, field: String, value: String },
+    #[error(
+        "{} holds no model.safetensors; load the model with transformers and save it with \
+         save_pretrained(FOLDER, safe_serialization=True)",
+        folder.display()
+    )]
+    NoWeights { folder: PathBuf },
+    #[error("{} names {name}, which is not in the same folder; refused", path.display())]
+    Outside { path: PathBuf, name: String },
+    #[error("{} is damaged, or no safetensors file: {source}", path.display())]
+    Format { path: PathBuf, source: safetensors::SafeTensorError },
+    #[error("the files have no tensor {name}, which the model that config.json describes needs")]
+    Missing { name: String },
+    #[error("tensor {name} in {} cannot be used: {why}", path.display())]
+    Tensor { path: PathBuf, name: String, why: String },
+    #[error(transparent)]
+    Stage(#[from] StageError),
+}

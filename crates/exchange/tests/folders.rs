@@ -1,0 +1,125 @@
+//! What is exported comes back, whatever it is stored in; what cannot be right is refused with its name.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::path::{Path, PathBuf};
+
+use starling_corpus::{DataConfig, SyntheticConfig, Tokeniser};
+use starling_exchange::{Export, ExportError, Format, ImportError, Pretrained, export};
+use starling_model::batch;
+use starling_model::checkpoint::{self, Checkpoint, Progress};
+use starling_model::config::ModelConfig;
+use starling_model::pipeline::{self, Stages};
+use starling_model::run::{Run, TrainConfig};
+use starling_model::stage::{Output, Want};
+
+const VOCABULARY: usize = 37;
+
+fn model() -> ModelConfig {
+    ModelConfig {
+        context: 12,
+        width: 24,
+        layers: 4,
+        heads: 3,
+        inner: Some(40),
+        init_std: 0.3,
+        dropout: 0.1,
+        ..Default::default()
+    }
+}
+
+fn stages(model: &ModelConfig, seed: u64, cut: usize) -> Stages {
+    let train = TrainConfig { stages: cut, threads: 1, ..Default::default() };
+    pipeline::build(&model.architecture(VOCABULARY), Run::default().optimiser.rule(), &train, seed).unwrap()
+}
+
+/// Writes a model with the weights of a seed as `transformers` would; returns its folder.
+fn exported(model: &ModelConfig, format: Format, folder: &Path) -> PathBuf {
+    let data = DataConfig { synthetic: Some(SyntheticConfig::default()), ..Default::default() };
+    let run = Run { name: "small".into(), model: model.clone(), data, ..Run::default() };
+    let definition = run.definition(VOCABULARY, String::new());
+    let progress = Progress { run, definition, tokeniser: Tokeniser::Bytes, skipped: 0 };
+    let path = checkpoint::save(&folder.join("checkpoints"), &progress, &stages(model, 5, 2)).unwrap();
+    let what = Export { format, tokeniser: None, end_of_text: 36 };
+    let out = folder.join("exported");
+    export(&Checkpoint::open(&path).unwrap(), &what, &out).unwrap();
+    let again = export(&Checkpoint::open(&path).unwrap(), &what, &out);
+    assert!(matches!(again, Err(ExportError::Exists(_))));
+    out
+}
+
+fn logits(stages: &Stages) -> Vec<f32> {
+    let (input, meta) = batch::prompt(&[3, 1, 4, 1, 5, 9, 2, 6]);
+    match pipeline::infer(stages, input, &meta, Want::NextToken).unwrap() {
+        Output::Logits(logits) => logits,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_model_comes_back_bit_for_bit_however_it_is_cut_and_tied() {
+    for tied in [true, false] {
+        let (model, folder) = (ModelConfig { tied, ..model() }, tempfile::tempdir().unwrap());
+        let pretrained = Pretrained::open(&exported(&model, Format::F32, folder.path())).unwrap();
+        assert_eq!((&pretrained.model, pretrained.vocabulary), (&model, VOCABULARY));
+        let mut back = stages(&model, 77, 3);
+        assert_ne!(logits(&back), logits(&stages(&model, 5, 1)));
+        pretrained.put_into(&mut back).unwrap();
+        assert_eq!(logits(&back), logits(&stages(&model, 5, 1)));
+    }
+}
+
+#[test]
+fn layers_that_share_their_weights_are_written_out() {
+    let (model, folder) = (ModelConfig { share_every: 2, ..model() }, tempfile::tempdir().unwrap());
+    let pretrained = Pretrained::open(&exported(&model, Format::F32, folder.path())).unwrap();
+    let mut back = stages(&pretrained.model, 77, 1);
+    pretrained.put_into(&mut back).unwrap();
+    assert_eq!(logits(&back), logits(&stages(&model, 5, 1)));
+}
+
+#[test]
+fn half_the_bytes_give_nearly_the_same_model() {
+    for (format, near) in [(Format::F16, 0.02), (Format::Bf16, 0.15)] {
+        let (model, folder) = (model(), tempfile::tempdir().unwrap());
+        let pretrained = Pretrained::open(&exported(&model, format, folder.path())).unwrap();
+        let mut back = stages(&model, 77, 1);
+        pretrained.put_into(&mut back).unwrap();
+        let (was, is) = (logits(&stages(&model, 5, 1)), logits(&back));
+        let largest = was.iter().zip(&is).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(largest > 0.0 && largest < near, "{format:?}: {largest}");
+    }
+}
+
+#[test]
+fn what_cannot_be_right_is_refused_with_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = exported(&model(), Format::F32, folder.path());
+    let config = path.join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let refusal = |from: &str, to: &str| {
+        assert!(text.contains(from), "{text}");
+        std::fs::write(&config, text.replace(from, to)).unwrap();
+        Pretrained::open(&path).map(|_| ()).unwrap_err().to_string()
+    };
+    assert!(refusal("\"gpt2\"", "\"bert\"").contains("model_type = bert"));
+    assert!(refusal("\"n_layer\": 4", "\"n_layer\": 5").contains("h.4.ln_1.weight"));
+    assert!(refusal("\"n_layer\": 4", "\"n_layer\": 3").contains("has no such tensor"));
+    assert!(refusal("\"n_inner\": 40", "\"n_inner\": 41").contains("shape"));
+    assert!(refusal("\"n_head\": 3", "\"n_head\": 0").contains("heads"));
+    assert!(refusal("\"gelu_new\"", "\"relu\"").contains("activation_function = relu"));
+    assert!(refusal("{", "").contains("JSON"));
+    std::fs::write(&config, &text).unwrap();
+    let weights = path.join("model.safetensors");
+    let bytes = std::fs::read(&weights).unwrap();
+    std::fs::write(&weights, &bytes[..bytes.len() / 2]).unwrap();
+    assert!(matches!(Pretrained::open(&path), Err(ImportError::Format { .. })));
+    std::fs::remove_file(&weights).unwrap();
+    assert!(matches!(Pretrained::open(&path), Err(ImportError::NoWeights { .. })));
+    let index = r#"{"weight_map": {"wte.weight": "../elsewhere.safetensors"}}"#;
+    std::fs::write(path.join("model.safetensors.index.json"), index).unwrap();
+    assert!(matches!(Pretrained::open(&path), Err(ImportError::Outside { .. })));
+    std::fs::write(path.join("model.safetensors.index.json"), index.replace("../elsewhere", "whole"))
+        .unwrap();
+    std::fs::write(path.join("whole.safetensors"), &bytes).unwrap();
+    assert!(Pretrained::open(&path).is_ok(), "an index names the files");
+}

@@ -37,13 +37,14 @@ impl Default for DataConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SourceConfig {
-    /// A token shard if its name ends in `.shard`, or else a plain-text file; relative to the run file.
+    /// A folder made by `starling corpus build`, a token shard if its name ends in `.shard`, or else a
+    /// plain-text file; relative to the run file. Text is tokenised as the folders are, or else as bytes.
     pub path: PathBuf,
     /// How often this source is drawn, relative to the others.
     #[serde(default = "one")]
     #[schemars(range(min = 0.0))]
     pub weight: f64,
-    /// What ends a document in a text file. A shard has its documents already.
+    /// What ends a document in a text file. Shards and folders have their documents already.
     #[serde(default)]
     pub split: Split,
 }

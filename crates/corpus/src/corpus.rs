@@ -9,18 +9,20 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::config::{DataConfig, FileKind, Problem, SourceConfig};
+use crate::folder::{CorpusFolder, FolderError};
 use crate::shard::{self, Shard, ShardError, ShardWriter};
+use crate::shards::Shards;
 use crate::synthetic::{self, SyntheticConfig, World};
 use crate::text::{self, TextError};
 use crate::tokeniser::Tokeniser;
 
-/// An opened corpus: one vocabulary, and shards mixed by weight.
+/// An opened corpus: one vocabulary, and sources mixed by weight.
 #[derive(Debug)]
 pub struct Corpus {
     /// What the token ids stand for.
     pub tokeniser: Tokeniser,
-    /// The shards and their weights.
-    pub sources: Vec<(Shard, f64)>,
+    /// The shards of each source, and its weight.
+    pub sources: Vec<(Shards, f64)>,
     /// The generator of the corpus, if it is generated: it knows the true probability of every text.
     pub synthetic: Option<World>,
 }
@@ -33,9 +35,16 @@ impl Corpus {
         match &self.tokeniser {
             Tokeniser::Bytes => hasher.update(b"bytes"),
             Tokeniser::Words { words } => hasher.update(words.join(" ").as_bytes()),
+            Tokeniser::HuggingFace(file) => hasher
+                .update(b"tokenizer.json")
+                .update(blake3::hash(file.json().as_bytes()).as_bytes())
+                .update(&self.tokeniser.end_of_text().to_le_bytes()),
+            Tokeniser::Ids { vocabulary, end_of_text } => {
+                hasher.update(b"ids").update(&vocabulary.to_le_bytes()).update(&end_of_text.to_le_bytes())
+            }
         };
-        for (shard, weight) in &self.sources {
-            hasher.update(shard.content_hash().as_bytes()).update(&weight.to_bits().to_le_bytes());
+        for (shards, weight) in &self.sources {
+            hasher.update(shards.content_hash().as_bytes()).update(&weight.to_bits().to_le_bytes());
         }
         hasher.finalize()
     }
@@ -43,7 +52,20 @@ impl Corpus {
 
 /// Opens everything the section names. Paths are relative to `base`; shards that must be built go to `cache`,
 /// which is created if it is missing, and cleared of what killed processes left half-built.
+///
+/// Text files are tokenised as the corpus folders beside them are, and as bytes if there are none.
 pub fn open(config: &DataConfig, base: &Path, cache: &Path) -> Result<Corpus, CorpusError> {
+    open_as(config, base, cache, None)
+}
+
+/// As [`open`], but text files are tokenised with this tokeniser, and every other source must have it already:
+/// for judging a model by a text that it was not trained on.
+pub fn open_as(
+    config: &DataConfig,
+    base: &Path,
+    cache: &Path,
+    tokeniser: Option<&Tokeniser>,
+) -> Result<Corpus, CorpusError> {
     let problems = config.problems();
     if !problems.is_empty() {
         return Err(CorpusError::Problems(problems));
@@ -56,16 +78,42 @@ pub fn open(config: &DataConfig, base: &Path, cache: &Path) -> Result<Corpus, Co
         let shard = generated(&world, synthetic, cache)?;
         return Ok(Corpus {
             tokeniser: world.tokeniser(),
-            sources: vec![(shard, 1.0)],
+            sources: vec![(shard.into(), 1.0)],
             synthetic: Some(world),
         });
     }
-    let sources = config
-        .sources
-        .iter()
-        .map(|source| Ok((open_source(source, base, cache)?, source.weight)))
-        .collect::<Result<_, CorpusError>>()?;
-    Ok(Corpus { tokeniser: Tokeniser::Bytes, sources, synthetic: None })
+    let (folders, tokeniser) = folders(config, base, tokeniser)?;
+    let sources = config.sources.iter().zip(folders).map(|(source, folder)| {
+        let shards = match folder {
+            Some(folder) => folder.shards()?,
+            None => open_file(source, base, cache, &tokeniser)?.into(),
+        };
+        Ok((shards, source.weight))
+    });
+    Ok(Corpus { sources: sources.collect::<Result<_, CorpusError>>()?, tokeniser, synthetic: None })
+}
+
+/// The sources that are folders, opened, and the one tokeniser of all sources.
+fn folders(
+    config: &DataConfig,
+    base: &Path,
+    given: Option<&Tokeniser>,
+) -> Result<(Vec<Option<CorpusFolder>>, Tokeniser), CorpusError> {
+    let mut tokeniser = given.cloned();
+    let mut folders = Vec::new();
+    for source in &config.sources {
+        let path = base.join(&source.path);
+        if !path.is_dir() {
+            folders.push(None);
+            continue;
+        }
+        let folder = CorpusFolder::open(&path)?;
+        if *tokeniser.get_or_insert_with(|| folder.tokeniser.clone()) != folder.tokeniser {
+            return Err(CorpusError::Tokenisers { path });
+        }
+        folders.push(Some(folder));
+    }
+    Ok((folders, tokeniser.unwrap_or(Tokeniser::Bytes)))
 }
 
 /// Why a corpus could not be opened.
@@ -92,18 +140,32 @@ pub enum CorpusError {
     /// A shard could not be used.
     #[error(transparent)]
     Shard(#[from] ShardError),
-    /// A shard is not one of bytes.
+    /// A corpus folder could not be used.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    /// A shard is not one of the corpus's tokeniser.
     #[error(
-        "the shard {} has a vocabulary of {found}, and files are trained on as bytes, a vocabulary of {}; \
-         build the shard again from its text",
-        path.display(),
-        Tokeniser::Bytes.vocabulary()
+        "the shard {} has a vocabulary of {found}, and the corpus's tokeniser one of {wanted}; name the folder \
+         that the shard was built in, with its tokeniser, or build it again from its text",
+        path.display()
     )]
     Vocabulary {
         /// Which shard.
         path: PathBuf,
         /// The size of its vocabulary.
         found: u32,
+        /// The size of the tokeniser's.
+        wanted: usize,
+    },
+    /// A run has one vocabulary.
+    #[error(
+        "the corpus {} was built with another tokeniser than the sources before it, and a run has one \
+         vocabulary; build it again with --tokeniser and the tokenizer.json of the others",
+        path.display()
+    )]
+    Tokenisers {
+        /// Which folder.
+        path: PathBuf,
     },
     /// A text was written to while it was read.
     #[error(
@@ -121,36 +183,47 @@ fn list(problems: &[Problem]) -> String {
     problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("; ")
 }
 
-fn open_source(source: &SourceConfig, base: &Path, cache: &Path) -> Result<Shard, CorpusError> {
+fn open_file(
+    source: &SourceConfig,
+    base: &Path,
+    cache: &Path,
+    tokeniser: &Tokeniser,
+) -> Result<Shard, CorpusError> {
     let path = base.join(&source.path);
-    if path.is_dir() {
-        return Err(TextError::Folder { path }.into());
-    }
     let shard = match FileKind::of(&path) {
         FileKind::Shard => Shard::open(&path)?,
-        FileKind::Text => tokenised(&path, source, cache)?,
+        FileKind::Text => tokenised(&path, source, cache, tokeniser)?,
     };
-    if shard.vocabulary() as usize != Tokeniser::Bytes.vocabulary() {
-        return Err(CorpusError::Vocabulary { path, found: shard.vocabulary() });
+    let wanted = tokeniser.vocabulary();
+    if shard.vocabulary() as usize != wanted {
+        return Err(CorpusError::Vocabulary { path, found: shard.vocabulary(), wanted });
     }
     Ok(shard)
 }
 
 /// The shard of a text file, from the cache if it is there.
-fn tokenised(path: &Path, source: &SourceConfig, cache: &Path) -> Result<Shard, CorpusError> {
+fn tokenised(
+    path: &Path,
+    source: &SourceConfig,
+    cache: &Path,
+    tokeniser: &Tokeniser,
+) -> Result<Shard, CorpusError> {
     let text_hash = hash_of(text::open(path)?)
         .map_err(|error| TextError::Unreadable { path: path.to_path_buf(), source: error })?;
-    let name = blake3::Hasher::new_derive_key("starling 2026 cached text shard")
-        .update(&shard::VERSION.to_le_bytes())
+    let mut name = blake3::Hasher::new_derive_key("starling 2026 cached text shard");
+    name.update(&shard::VERSION.to_le_bytes())
         .update(&text::SPLIT_VERSION.to_le_bytes())
         .update(&[source.split as u8])
-        .update(text_hash.as_bytes())
-        .finalize();
+        .update(text_hash.as_bytes());
+    if let Tokeniser::HuggingFace(file) = tokeniser {
+        name.update(file.json().as_bytes());
+    }
+    let name = name.finalize();
     let cached = cache.join(format!("{}.shard", name.to_hex()));
     if let Ok(shard) = Shard::open(&cached) {
         return Ok(shard); // a missing or damaged one is built again
     }
-    let (shard, read_hash) = text::build(path, source.split, &cached)?;
+    let (shard, read_hash) = text::build(path, source.split, tokeniser, &cached)?;
     if read_hash != text_hash {
         let _ = std::fs::remove_file(&cached); // its name would promise other contents
         return Err(CorpusError::Changed { path: path.to_path_buf() });
@@ -269,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_is_refused_whatever_its_name() {
+    fn a_folder_that_is_no_corpus_is_refused_whatever_its_name() {
         for name in ["texts", "texts.shard"] {
             let desk = Desk::with("x");
             std::fs::create_dir(desk.folder.path().join(name)).unwrap();

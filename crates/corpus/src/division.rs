@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 
 use crate::random::Key;
-use crate::shard::Shard;
+use crate::shards::Shards;
 
 /// The division of one source's documents into trained-on and held-out.
 #[derive(Debug)]
@@ -32,17 +32,17 @@ impl Division {
 /// If the fraction is not 0, every source with at least two different documents has at least one on either
 /// side. A source whose documents are all equal cannot be divided and is refused, as is one whose documents
 /// are all needed elsewhere ([`Reason`]).
-pub(crate) fn divide(shards: &[&Shard], key: Key, fraction: f64) -> Result<Vec<Division>, Undivided> {
+pub(crate) fn divide(sources: &[&Shards], key: Key, fraction: f64) -> Result<Vec<Division>, Undivided> {
     if fraction == 0.0 {
-        return Ok(shards.iter().map(|_| Division { held_out: Vec::new() }).collect());
+        return Ok(sources.iter().map(|_| Division { held_out: Vec::new() }).collect());
     }
     // Exact: a power of two only moves the exponent.
     let threshold = ((fraction * 18_446_744_073_709_551_616.0) as u64).max(1);
     let mut rule = Rule { key, threshold, pinned: BTreeMap::new() };
-    for (source, shard) in shards.iter().enumerate() {
-        rule.settle(shard).map_err(|reason| Undivided { source, reason })?;
+    for (source, shards) in sources.iter().enumerate() {
+        rule.settle(shards).map_err(|reason| Undivided { source, reason })?;
     }
-    Ok(shards.iter().map(|shard| rule.apply(shard)).collect())
+    Ok(sources.iter().map(|shards| rule.apply(shards)).collect())
 }
 
 /// A source that has no document on one of the sides.
@@ -81,10 +81,10 @@ impl Rule {
 
     /// Sees to it that a source has a document on either side. Almost always the first few documents show
     /// that it has; if not, the one that was closest to the other side is moved there, in every source.
-    fn settle(&mut self, shard: &Shard) -> Result<(), Reason> {
+    fn settle(&mut self, shards: &Shards) -> Result<(), Reason> {
         let mut seen = [None, None]; // trained on, held out
         let mut extremes = None; // the smallest and the largest number that can be moved
-        for number in numbers(self.key, shard) {
+        for number in numbers(self.key, shards) {
             seen[usize::from(self.holds_out(number))].get_or_insert(number);
             if let [Some(trained_on), Some(held_out)] = seen {
                 self.pinned.extend([(trained_on, false), (held_out, true)]);
@@ -100,7 +100,7 @@ impl Rule {
             [Some(number), _] => (false, number),
             [None, Some(number)] => (true, number),
         };
-        if numbers(self.key, shard).all(|number| number == first) {
+        if numbers(self.key, shards).all(|number| number == first) {
             return Err(Reason::AllEqual);
         }
         let (smallest, largest) = extremes.ok_or(Reason::Entangled)?;
@@ -110,9 +110,9 @@ impl Rule {
         Ok(())
     }
 
-    fn apply(&self, shard: &Shard) -> Division {
-        let mut held_out = vec![0; shard.documents().div_ceil(64) as usize];
-        for (document, number) in numbers(self.key, shard).enumerate() {
+    fn apply(&self, shards: &Shards) -> Division {
+        let mut held_out = vec![0; shards.documents().div_ceil(64) as usize];
+        for (document, number) in numbers(self.key, shards).enumerate() {
             held_out[document / 64] |= u64::from(self.holds_out(number)) << (document % 64);
         }
         Division { held_out }
@@ -121,9 +121,9 @@ impl Rule {
 
 /// The number that each document's contents draw. Sources of a corpus have one vocabulary, so equal
 /// documents are equal bytes. (Should different ones ever draw the same, they are on the same side.)
-fn numbers(key: Key, shard: &Shard) -> impl Iterator<Item = u64> {
-    (0..shard.documents()).filter_map(move |document| {
-        let hash = blake3::hash(shard.bytes_of(shard.document(document)?));
+fn numbers(key: Key, shards: &Shards) -> impl Iterator<Item = u64> {
+    (0..shards.documents()).filter_map(move |document| {
+        let hash = blake3::hash(shards.bytes_of(document));
         let contents = u64::from_le_bytes(*hash.as_bytes().first_chunk()?);
         Some(key.with(contents).number())
     })
@@ -135,19 +135,19 @@ mod tests {
     use crate::shard::ShardWriter;
     use proptest::prelude::*;
 
-    fn shard_of(documents: &[u32]) -> Shard {
+    fn shard_of(documents: &[u32]) -> Shards {
         let folder = tempfile::tempdir().unwrap();
         let mut writer = ShardWriter::create(&folder.path().join("a.shard"), 1 << 20).unwrap();
         for &document in documents {
             writer.push(&[document, 7]).unwrap();
         }
-        writer.finish().unwrap()
+        writer.finish().unwrap().into()
     }
 
     /// Sources of documents, each told by a number. Written once, for writing syncs the disk.
     struct Sources {
         documents: Vec<Vec<u32>>,
-        shards: Vec<Shard>,
+        shards: Vec<Shards>,
     }
 
     impl Sources {

@@ -30,6 +30,8 @@
 //! - A **document** is a piece of text that is held out or trained on as a whole, and so is every copy of it
 //!   in any source. Documents are stored without end of text; the sampler puts it after each.
 //! - A **shard** ([`Shard`]) is a file of tokens and document bounds, checked whole when it is opened.
+//! - A **corpus folder** ([`CorpusFolder`]) is what [`build`] makes of text files: shards, and the tokeniser
+//!   that made them.
 //! - A **corpus** ([`Corpus`]) is one vocabulary ([`Tokeniser`]) and some shards with weights. Its
 //!   [`Corpus::content_hash`] is part of a run's identity.
 //! - A **window** ([`Window`]) is `context + 1` consecutive tokens: inputs, and what they should predict.
@@ -38,29 +40,34 @@
 //!
 //! # Modules, in reading order
 //! [`tokeniser`], [`shard`], [`text`] (plain text to a shard), [`config`] (the `[data]` section), [`corpus`]
-//! (opens what it names), [`sampler`], [`synthetic`], [`ngram`].
+//! (opens what it names), [`build`] and [`folder`] (text files of any size to a corpus folder), [`sampler`], [`synthetic`], [`ngram`].
 //!
 //! Nothing here knows of the network, the clock, or unseeded chance.
 
+pub mod build;
 pub mod config;
 pub mod corpus;
 mod division;
+pub mod folder;
 mod mixture;
 pub mod ngram;
 mod permutation;
 mod random;
 pub mod sampler;
 pub mod shard;
+pub mod shards;
 mod stream;
 pub mod synthetic;
 pub mod text;
 pub mod tokeniser;
 
 pub use config::{DataConfig, Problem, SourceConfig};
-pub use corpus::{Corpus, CorpusError, open};
+pub use corpus::{Corpus, CorpusError, open, open_as};
+pub use folder::{CorpusFolder, FolderError};
 pub use ngram::NGram;
 pub use sampler::{Sampler, SamplerError, SourceName, Window};
 pub use shard::{Shard, ShardError, ShardWriter};
+pub use shards::Shards;
 pub use synthetic::{ScoreError, SyntheticConfig, World};
 pub use text::{Split, TextError, shard_from_text};
-pub use tokeniser::{EncodeError, Tokeniser};
+pub use tokeniser::{EncodeError, HuggingFace, Tokeniser, TokeniserError};

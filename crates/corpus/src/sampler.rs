@@ -13,7 +13,7 @@ use crate::division::{self, Division, Reason, Undivided};
 use crate::mixture::{self, Mixture};
 use crate::permutation::Permutation;
 use crate::random::Key;
-use crate::shard::Shard;
+use crate::shards::Shards;
 use crate::stream::Stream;
 pub use crate::stream::Window;
 
@@ -51,7 +51,7 @@ impl Sampler {
             return Err(SamplerError::NoSource);
         }
         let counts = counts(&corpus)?;
-        let shards: Vec<&Shard> = corpus.sources.iter().map(|(shard, _)| shard).collect();
+        let shards: Vec<&Shards> = corpus.sources.iter().map(|(shards, _)| shards).collect();
         let sources = division::divide(&shards, Key::new(seed, "held out"), held_out)
             .map_err(|undivided| SamplerError::undivided(undivided, &corpus))?
             .into_iter()
@@ -162,10 +162,10 @@ impl Source {
         division: Division,
         context: usize,
     ) -> Result<Source, SamplerError> {
-        let shard = &corpus.sources[index].0;
+        let shards = &corpus.sources[index].0;
         let division = Arc::new(division);
-        let training = Stream::new(shard, &division, false);
-        let held_out = Stream::new(shard, &division, true);
+        let training = Stream::new(shards, &division, false);
+        let held_out = Stream::new(shards, &division, true);
         let whole_windows = |stream: &Stream| stream.tokens().saturating_sub(1) / context as u64;
         let training_windows = whole_windows(&training);
         if training_windows == 0 {

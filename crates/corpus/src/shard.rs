@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 pub(crate) use header::VERSION;
 use header::{BOUND_BYTES, HEADER_BYTES, Header, token_bytes};
 pub use writer::ShardWriter;
-pub(crate) use writer::remove_abandoned;
+pub(crate) use writer::{remove_abandoned, sync_folder_of};
 
 /// The tokens and document bounds of one shard file, verified.
 #[derive(Debug)]
@@ -221,7 +221,7 @@ impl ShardError {
 }
 
 /// A shard's bytes, wherever they are.
-enum Bytes {
+pub(crate) enum Bytes {
     Mapped(memmap2::Mmap),
     Owned(Vec<u8>),
 }
@@ -243,7 +243,7 @@ impl std::fmt::Debug for Bytes {
     }
 }
 
-fn map(path: &Path) -> std::io::Result<Bytes> {
+pub(crate) fn map(path: &Path) -> std::io::Result<Bytes> {
     let file = std::fs::File::open(path)?;
     if file.metadata()?.len() == 0 {
         return Ok(Bytes::Owned(Vec::new())); // an empty file cannot be mapped everywhere

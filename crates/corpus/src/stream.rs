@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::division::Division;
-use crate::shard::Shard;
+use crate::shards::Shards;
 
 /// Documents between two remembered positions.
 const BLOCK: u64 = 256;
@@ -22,13 +22,13 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Measures the stream of one side.
-    pub(crate) fn new(shard: &Shard, division: &Arc<Division>, held_out: bool) -> Stream {
+    pub(crate) fn new(shards: &Shards, division: &Arc<Division>, held_out: bool) -> Stream {
         let mut stream = Stream { division: Arc::clone(division), held_out, starts: Vec::new(), tokens: 0 };
-        for document in 0..shard.documents() {
+        for document in 0..shards.documents() {
             if document % BLOCK == 0 {
                 stream.starts.push(stream.tokens);
             }
-            if let Some(range) = stream.member(shard, document) {
+            if let Some(range) = stream.member(shards, document) {
                 stream.tokens += range.end - range.start + 1;
             }
         }
@@ -42,21 +42,21 @@ impl Stream {
 
     /// `count` tokens from `position` on, fewer at the end of the stream, each with the number of its
     /// document counted from the first one seen.
-    pub(crate) fn read(&self, shard: &Shard, position: u64, count: usize, end_of_text: u32) -> Window {
+    pub(crate) fn read(&self, shards: &Shards, position: u64, count: usize, end_of_text: u32) -> Window {
         let mut window =
             Window { tokens: Vec::with_capacity(count + 1), documents: Vec::with_capacity(count) };
         let block = self.starts.partition_point(|&start| start <= position).saturating_sub(1);
         let mut skip = position - self.starts.get(block).copied().unwrap_or(0);
         let mut seen = 0;
-        for document in block as u64 * BLOCK..shard.documents() {
-            let Some(range) = self.member(shard, document) else { continue };
+        for document in block as u64 * BLOCK..shards.documents() {
+            let Some(range) = self.member(shards, document) else { continue };
             let length = range.end - range.start + 1;
             if skip >= length {
                 skip -= length;
                 continue;
             }
             let wanted = (count - window.tokens.len()) as u64;
-            shard.read(range.start + skip..range.end.min(range.start + skip + wanted), &mut window.tokens);
+            shards.read(range.start + skip..range.end.min(range.start + skip + wanted), &mut window.tokens);
             window.tokens.push(end_of_text);
             window.tokens.truncate(count);
             window.documents.resize(window.tokens.len(), seen);
@@ -69,8 +69,8 @@ impl Stream {
         window
     }
 
-    fn member(&self, shard: &Shard, document: u64) -> Option<std::ops::Range<u64>> {
-        (self.division.holds_out(document) == self.held_out).then(|| shard.document(document)).flatten()
+    fn member(&self, shards: &Shards, document: u64) -> Option<std::ops::Range<u64>> {
+        (self.division.holds_out(document) == self.held_out).then(|| shards.document(document)).flatten()
     }
 }
 
@@ -94,13 +94,13 @@ mod tests {
 
     const END: u32 = 99;
 
-    fn shard_of(lengths: &[usize]) -> Shard {
+    fn shard_of(lengths: &[usize]) -> Shards {
         let folder = tempfile::tempdir().unwrap();
         let mut writer = ShardWriter::create(&folder.path().join("a.shard"), 100).unwrap();
         for (index, &length) in lengths.iter().enumerate() {
             writer.push(&vec![index as u32 % 90; length]).unwrap();
         }
-        writer.finish().unwrap()
+        writer.finish().unwrap().into()
     }
 
     proptest! {

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::shard::{Shard, ShardError, ShardWriter};
-use crate::tokeniser::Tokeniser;
+use crate::tokeniser::{EncodeError, Tokeniser};
 
 /// A document longer than this is cut, so that one long text still gives documents to hold out.
 pub const LONGEST_DOCUMENT_BYTES: usize = 16 << 10;
@@ -25,10 +25,12 @@ pub enum Split {
     BlankLine,
     /// Every line that is not blank is a document.
     Line,
+    /// The whole file is one document.
+    File,
 }
 
 /// How much of a file [`Split::detect`] looks at.
-const LOOK_BYTES: u64 = 1 << 20;
+pub(crate) const LOOK_BYTES: u64 = 1 << 20;
 
 impl Split {
     /// How a text file seems to be divided, by its first MiB: by blank lines if one stands between two lines
@@ -42,9 +44,14 @@ impl Split {
             .take(LOOK_BYTES)
             .read_to_end(&mut beginning)
             .map_err(|source| TextError::Unreadable { path: path.to_path_buf(), source })?;
+        Ok(Split::of(&beginning))
+    }
+
+    /// The same for the first MiB of a text.
+    pub(crate) fn of(beginning: &[u8]) -> Split {
         let mut blanks = beginning.split(|&byte| byte == b'\n').map(is_blank).skip_while(|blank| *blank);
         let text_after_a_blank = blanks.any(|blank| blank) && blanks.any(|blank| !blank);
-        Ok(if text_after_a_blank { Split::BlankLine } else { Split::Line })
+        if text_after_a_blank { Split::BlankLine } else { Split::Line }
     }
 }
 
@@ -54,22 +61,34 @@ impl Split {
 /// [`LONGEST_DOCUMENT_BYTES`] is cut after its last whole line within the limit, or, inside a line that is
 /// itself too long, between characters. Any bytes will do; broken UTF-8 is kept as it is.
 pub fn shard_from_text(text: &Path, split: Split, out: &Path) -> Result<Shard, TextError> {
-    build(text, split, out).map(|(shard, _)| shard)
+    build(text, split, &Tokeniser::Bytes, out).map(|(shard, _)| shard)
 }
 
-/// As [`shard_from_text`], with the hash of the bytes that were read.
-pub(crate) fn build(text: &Path, split: Split, out: &Path) -> Result<(Shard, blake3::Hash), TextError> {
+/// As [`shard_from_text`] with any tokeniser, and with the hash of the bytes that were read.
+pub(crate) fn build(
+    text: &Path,
+    split: Split,
+    tokeniser: &Tokeniser,
+    out: &Path,
+) -> Result<(Shard, blake3::Hash), TextError> {
     let unreadable = |source| TextError::Unreadable { path: text.to_path_buf(), source };
     let mut reader = BufReader::with_capacity(1 << 16, open(text)?);
-    let mut writer = ShardWriter::create(out, Tokeniser::Bytes.vocabulary() as u32)?;
+    let mut writer = ShardWriter::create(out, tokeniser.vocabulary() as u32)?;
+    let mut encoder = tokeniser.encoder();
     let mut hasher = blake3::Hasher::new();
     let mut documents = 0u64;
     let mut tokens = Vec::with_capacity(LONGEST_DOCUMENT_BYTES);
-    let mut splitter = Splitter::new(split, |document: &[u8]| {
+    let mut splitter = Splitter::new(split, LONGEST_DOCUMENT_BYTES, 0, |document: Found<'_>| {
         tokens.clear();
-        tokens.extend(document.iter().copied().map(u32::from));
+        match (tokeniser, str::from_utf8(document.bytes)) {
+            (Tokeniser::Bytes, _) => tokens.extend(document.bytes.iter().copied().map(u32::from)),
+            (_, Err(_)) => return Err(TextError::NotUtf8 { path: text.to_path_buf(), byte: document.start }),
+            (_, Ok(document)) => encoder
+                .encode(document, &mut tokens)
+                .map_err(|error| TextError::Unencodable { path: text.to_path_buf(), error })?,
+        }
         documents += 1;
-        writer.push(&tokens)
+        Ok(writer.push(&tokens)?)
     });
     loop {
         let bytes = reader.fill_buf().map_err(unreadable)?;
@@ -123,14 +142,51 @@ pub enum TextError {
         /// Which file.
         path: PathBuf,
     },
+    /// A tokeniser of characters cannot read it.
+    #[error(
+        "the text file {} is not UTF-8 in the document that begins at byte {byte}, and the corpus's tokeniser \
+         reads characters; convert the file to UTF-8",
+        path.display()
+    )]
+    NotUtf8 {
+        /// Which file.
+        path: PathBuf,
+        /// Where the document begins.
+        byte: u64,
+    },
+    /// The tokeniser has no ids for something in it.
+    #[error("the text file {}: {error}", path.display())]
+    Unencodable {
+        /// Which file.
+        path: PathBuf,
+        /// What it has no ids for.
+        error: EncodeError,
+    },
     /// The shard could not be written.
     #[error(transparent)]
     Shard(#[from] ShardError),
 }
 
+/// A document as it is found in a stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found<'a> {
+    /// Its bytes, without line ends at the end.
+    pub(crate) bytes: &'a [u8],
+    /// Where it begins in the stream.
+    pub(crate) start: u64,
+    /// Where a splitter that begins anew finds the documents that follow.
+    pub(crate) next: u64,
+}
+
 /// Cuts a stream of bytes into documents; the result does not depend on how the stream arrives.
-struct Splitter<Sink> {
+pub(crate) struct Splitter<Sink> {
     split: Split,
+    /// Bytes of a document at the most.
+    longest: usize,
+    /// Where the document begins in the stream.
+    start: u64,
+    /// The stream's next byte.
+    at: u64,
     /// The document so far; never more than the limit and one arriving piece.
     document: Vec<u8>,
     /// Where its last, unfinished line begins.
@@ -138,18 +194,20 @@ struct Splitter<Sink> {
     sink: Sink,
 }
 
-impl<E, Sink: FnMut(&[u8]) -> Result<(), E>> Splitter<Sink> {
-    fn new(split: Split, sink: Sink) -> Self {
-        Splitter { split, document: Vec::new(), line_start: 0, sink }
+impl<E, Sink: FnMut(Found<'_>) -> Result<(), E>> Splitter<Sink> {
+    /// A splitter of a stream of which the first `at` bytes are left out.
+    pub(crate) fn new(split: Split, longest: usize, at: u64, sink: Sink) -> Self {
+        Splitter { split, longest, start: at, at, document: Vec::new(), line_start: 0, sink }
     }
 
-    fn push(&mut self, bytes: &[u8]) -> Result<(), E> {
+    pub(crate) fn push(&mut self, bytes: &[u8]) -> Result<(), E> {
         for piece in bytes.split_inclusive(|&byte| byte == b'\n') {
             let (text, ended) = match piece {
                 [text @ .., b'\n'] => (text, true),
                 text => (text, false),
             };
             self.document.extend_from_slice(text);
+            self.at += piece.len() as u64;
             self.cut_to_limit()?;
             if ended {
                 self.end_line()?;
@@ -158,19 +216,25 @@ impl<E, Sink: FnMut(&[u8]) -> Result<(), E>> Splitter<Sink> {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<(), E> {
+    pub(crate) fn finish(mut self) -> Result<(), E> {
         self.end_document(self.document.len())
     }
 
     fn end_line(&mut self) -> Result<(), E> {
         let blank = is_blank(&self.document[self.line_start..]);
         match self.split {
-            Split::Line => self.end_document(self.document.len()),
+            Split::Line => {
+                self.end_document(self.document.len())?;
+                self.start = self.at;
+                Ok(())
+            }
             Split::BlankLine if blank => {
                 self.document.truncate(self.line_start);
-                self.end_document(self.line_start)
+                self.end_document(self.line_start)?;
+                self.start = self.at;
+                Ok(())
             }
-            Split::BlankLine => {
+            Split::BlankLine | Split::File => {
                 self.document.push(b'\n');
                 self.line_start = self.document.len();
                 Ok(())
@@ -179,7 +243,7 @@ impl<E, Sink: FnMut(&[u8]) -> Result<(), E>> Splitter<Sink> {
     }
 
     fn cut_to_limit(&mut self) -> Result<(), E> {
-        while self.document.len() > LONGEST_DOCUMENT_BYTES {
+        while self.document.len() > self.longest {
             let at = if self.line_start > 0 { self.line_start } else { self.character_bound() };
             self.end_document(at)?;
         }
@@ -189,17 +253,19 @@ impl<E, Sink: FnMut(&[u8]) -> Result<(), E>> Splitter<Sink> {
     /// The last place within the limit that is not inside a UTF-8 character (if this is UTF-8 at all).
     fn character_bound(&self) -> usize {
         let inside = |at: &usize| self.document[*at] & 0b1100_0000 == 0b1000_0000;
-        let mut candidates = (LONGEST_DOCUMENT_BYTES - 3..=LONGEST_DOCUMENT_BYTES).rev();
-        candidates.find(|at| !inside(at)).unwrap_or(LONGEST_DOCUMENT_BYTES)
+        let mut candidates = (self.longest - 3..=self.longest).rev();
+        candidates.find(|at| !inside(at)).unwrap_or(self.longest)
     }
 
     /// Hands over the first `length` bytes and keeps the rest as the start of the next document.
     fn end_document(&mut self, length: usize) -> Result<(), E> {
-        let mut document = &self.document[..length];
-        while let [text @ .., b'\n' | b'\r'] = document {
-            document = text;
+        let mut bytes = &self.document[..length];
+        while let [text @ .., b'\n' | b'\r'] = bytes {
+            bytes = text;
         }
-        let handed_over = if is_blank(document) { Ok(()) } else { (self.sink)(document) };
+        let found = Found { bytes, start: self.start, next: self.start + length as u64 };
+        let handed_over = if is_blank(bytes) { Ok(()) } else { (self.sink)(found) };
+        self.start = found.next;
         self.document.drain(..length);
         self.line_start = 0;
         handed_over
@@ -221,8 +287,8 @@ mod tests {
 
     fn documents(split: Split, pieces: &[&[u8]]) -> Vec<Vec<u8>> {
         let mut documents = Vec::new();
-        let mut splitter = Splitter::new(split, |document: &[u8]| {
-            documents.push(document.to_vec());
+        let mut splitter = Splitter::new(split, LONGEST_DOCUMENT_BYTES, 0, |document: Found<'_>| {
+            documents.push(document.bytes.to_vec());
             Ok::<(), Infallible>(())
         });
         for piece in pieces {
@@ -340,6 +406,28 @@ mod tests {
         ) {
             let chunks: Vec<&[u8]> = text.chunks(chunk).collect();
             prop_assert_eq!(documents(split, &[&text]), documents(split, &chunks));
+        }
+
+        #[test]
+        fn a_splitter_that_begins_after_a_document_finds_the_rest(
+            text in lumpy_text(), split in prop_oneof![Just(Split::BlankLine), Just(Split::Line), Just(Split::File)]
+        ) {
+            let mut found = Vec::new();
+            let from = |at: u64| {
+                let mut found = Vec::new();
+                let mut splitter = Splitter::new(split, LONGEST_DOCUMENT_BYTES, at, |document: Found<'_>| {
+                    found.push((document.start, document.next, document.bytes.to_vec()));
+                    Ok::<(), Infallible>(())
+                });
+                splitter.push(&text[at as usize..]).unwrap();
+                splitter.finish().unwrap();
+                found
+            };
+            found.extend(from(0));
+            for (index, (start, next, bytes)) in found.iter().enumerate() {
+                prop_assert!(text[*start as usize..].starts_with(bytes));
+                prop_assert_eq!(&from(*next)[..], &found[index + 1..]);
+            }
         }
 
         #[test]

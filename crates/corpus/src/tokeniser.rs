@@ -1,8 +1,17 @@
 //! Text to token ids and back. Owns what an id means; knows nothing of files.
 
+mod byte_pairs;
+mod hugging_face;
+mod pieces;
+mod training;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+
+use byte_pairs::Memory;
+pub use hugging_face::{HuggingFace, TokeniserError};
+pub use training::{END_OF_TEXT_NAME, train};
 
 /// How end of text is shown, and its entry in a word list.
 pub(crate) const END_OF_TEXT: &str = "<eot>";
@@ -18,6 +27,15 @@ pub enum Tokeniser {
         /// The word of every id.
         words: Vec<String>,
     },
+    /// What a `tokenizer.json` of Hugging Face says.
+    HuggingFace(HuggingFace),
+    /// Nobody said what the ids stand for; as text they are numbers, separated by white space.
+    Ids {
+        /// How many ids there are.
+        vocabulary: u32,
+        /// The one that stands between documents.
+        end_of_text: u32,
+    },
 }
 
 impl Tokeniser {
@@ -26,6 +44,8 @@ impl Tokeniser {
         match self {
             Tokeniser::Bytes => 257,
             Tokeniser::Words { words } => words.len(),
+            Tokeniser::HuggingFace(file) => file.vocabulary(),
+            Tokeniser::Ids { vocabulary, .. } => *vocabulary as usize,
         }
     }
 
@@ -34,14 +54,20 @@ impl Tokeniser {
         match self {
             Tokeniser::Bytes => 256,
             Tokeniser::Words { .. } => 0,
+            Tokeniser::HuggingFace(file) => file.end_of_text(),
+            Tokeniser::Ids { end_of_text, .. } => *end_of_text,
         }
     }
 
-    /// The ids of a text: its bytes, or its words as separated by white space.
+    /// The ids of a text: its bytes, its words as separated by white space, or what a `tokenizer.json` makes
+    /// of it. Names of special tokens that occur in the text are text like any other, so no document can
+    /// end itself.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, EncodeError> {
         let words = match self {
             Tokeniser::Bytes => return Ok(text.bytes().map(u32::from).collect()),
             Tokeniser::Words { words } => words,
+            Tokeniser::HuggingFace(file) => return file.encode(text),
+            Tokeniser::Ids { vocabulary, .. } => return numbers(text, *vocabulary),
         };
         let ids: BTreeMap<&str, u32> = words.iter().map(String::as_str).zip(0..).collect();
         text.split_whitespace()
@@ -50,7 +76,7 @@ impl Tokeniser {
     }
 
     /// The text of some ids. Broken UTF-8 and ids outside the vocabulary become U+FFFD; end of text is
-    /// shown as `<eot>`.
+    /// shown as `<eot>`, or as the `tokenizer.json` calls it.
     pub fn decode(&self, tokens: &[u32]) -> String {
         match self {
             Tokeniser::Bytes => decode_bytes(tokens),
@@ -58,11 +84,14 @@ impl Tokeniser {
                 let word = |&token: &u32| words.get(token as usize).map_or("\u{FFFD}", String::as_str);
                 tokens.iter().map(word).collect::<Vec<_>>().join(" ")
             }
+            Tokeniser::HuggingFace(file) => file.decode(tokens),
+            Tokeniser::Ids { .. } => tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
         }
     }
 
     /// How many bytes of text a token stands for (for bits per byte). A word counts with the space that
-    /// sets it apart; end of text and ids outside the vocabulary count nothing.
+    /// sets it apart; end of text and ids outside the vocabulary count nothing. Ids without a meaning count
+    /// as one byte each.
     pub fn bytes_of(&self, token: u32) -> u64 {
         if token == self.end_of_text() {
             return 0;
@@ -70,7 +99,36 @@ impl Tokeniser {
         match self {
             Tokeniser::Bytes => u64::from(token < 256),
             Tokeniser::Words { words } => words.get(token as usize).map_or(0, |word| word.len() as u64 + 1),
+            Tokeniser::HuggingFace(file) => file.bytes_of(token),
+            Tokeniser::Ids { vocabulary, .. } => u64::from(token < *vocabulary),
         }
+    }
+
+    /// For encoding many texts: gives the same ids as [`Tokeniser::encode`], and remembers words.
+    pub fn encoder(&self) -> Encoder<'_> {
+        Encoder { tokeniser: self, memory: Memory::default() }
+    }
+}
+
+/// Encodes one text after another with a memory of the words that it has seen. One for each thread.
+#[derive(Debug)]
+pub struct Encoder<'a> {
+    tokeniser: &'a Tokeniser,
+    memory: Memory,
+}
+
+impl Encoder<'_> {
+    /// Appends the ids of a text.
+    pub fn encode(&mut self, text: &str, into: &mut Vec<u32>) -> Result<(), EncodeError> {
+        match self.tokeniser {
+            Tokeniser::Bytes => into.extend(text.bytes().map(u32::from)),
+            Tokeniser::Words { .. } | Tokeniser::Ids { .. } => into.extend(self.tokeniser.encode(text)?),
+            Tokeniser::HuggingFace(file) => match file.byte_pairs() {
+                Some(byte_pairs) => byte_pairs.encode(text, &mut self.memory, into),
+                None => into.extend(file.encode(text)?),
+            },
+        }
+        Ok(())
     }
 }
 
@@ -87,6 +145,26 @@ pub enum EncodeError {
         word: String,
         /// Up to three words of the vocabulary that are spelt almost the same.
         near: Vec<String>,
+    },
+    /// What should be a number is none, or none of the vocabulary's.
+    #[error(
+        "'{word}' is not an id below {vocabulary}, and this corpus has only ids; separate numbers by spaces, \
+         or import the corpus again with its tokenizer.json"
+    )]
+    NotAnId {
+        /// The word, cut to 40 characters.
+        word: String,
+        /// The size of the vocabulary.
+        vocabulary: u32,
+    },
+    /// The `tokenizer.json` has no ids for something in the text.
+    #[error(
+        "the tokenizer.json cannot encode this text: {why}; use one that knows every character, such as a \
+         byte-level one"
+    )]
+    Refused {
+        /// The tokeniser's own words.
+        why: String,
     },
 }
 
@@ -131,6 +209,14 @@ fn edit_distance(from: &str, to: &str) -> usize {
     row[to.len()]
 }
 
+fn numbers(text: &str, vocabulary: u32) -> Result<Vec<u32>, EncodeError> {
+    let id = |word: &str| {
+        let id = word.parse().ok().filter(|id| *id < vocabulary);
+        id.ok_or_else(|| EncodeError::NotAnId { word: word.chars().take(40).collect(), vocabulary })
+    };
+    text.split_whitespace().map(id).collect()
+}
+
 fn decode_bytes(tokens: &[u32]) -> String {
     let mut bytes = Vec::with_capacity(tokens.len());
     for &token in tokens {
@@ -167,8 +253,17 @@ mod tests {
             "the word 'fix' is not in this corpus's vocabulary, so the text cannot be tokenised; \
              did you mean fox or box?"
         );
-        let EncodeError::UnknownWord { near, .. } = words().encode("crocodile").unwrap_err();
-        assert!(near.is_empty());
+        let error = words().encode("crocodile").unwrap_err();
+        assert!(matches!(error, EncodeError::UnknownWord { near, .. } if near.is_empty()));
+    }
+
+    #[test]
+    fn ids_without_a_meaning_are_numbers() {
+        let ids = Tokeniser::Ids { vocabulary: 50, end_of_text: 49 };
+        assert_eq!(ids.encode("7  12 49").unwrap(), [7, 12, 49]);
+        assert_eq!(ids.decode(&[7, 12, 49]), "7 12 49");
+        assert!(ids.encode("7 50").unwrap_err().to_string().contains("'50' is not an id below 50"));
+        assert_eq!((ids.vocabulary(), ids.bytes_of(3), ids.bytes_of(49)), (50, 1, 0));
     }
 
     #[test]

@@ -14,12 +14,12 @@ use crate::tokeniser::Tokeniser;
 /// Sources of documents whose every token tells source and document apart: `source * 100 + document`.
 fn corpus(sources: &[(usize, usize, f64)]) -> Corpus {
     let folder = tempfile::tempdir().unwrap();
-    let shard = |source: usize, documents: usize, length: usize| -> Shard {
+    let shard = |source: usize, documents: usize, length: usize| -> Shards {
         let mut writer = ShardWriter::create(&folder.path().join("a.shard"), 1000).unwrap();
         for document in 0..documents {
             writer.push(&vec![(1 + source * 100 + document % 99) as u32; length]).unwrap();
         }
-        writer.finish().unwrap()
+        writer.finish().unwrap().into()
     };
     let sources = sources
         .iter()

@@ -26,6 +26,7 @@ pub struct ShardWriter {
     documents: u64,
     tokens: Section,
     bounds: Section,
+    stored: Vec<u8>,
 }
 
 impl ShardWriter {
@@ -34,7 +35,8 @@ impl ShardWriter {
         let mut tokens = Section::create(path, "partial")?;
         let bounds = Section::create(path, "bounds.partial")?;
         tokens.write_unhashed(&[0; HEADER_BYTES as usize])?;
-        Ok(ShardWriter { path: path.to_path_buf(), vocabulary, token_count: 0, documents: 0, tokens, bounds })
+        let path = path.to_path_buf();
+        Ok(ShardWriter { path, vocabulary, token_count: 0, documents: 0, tokens, bounds, stored: Vec::new() })
     }
 
     /// Adds a document (without end of text). One with a token outside the vocabulary is not added.
@@ -43,13 +45,21 @@ impl ShardWriter {
             let vocabulary = self.vocabulary;
             return Err(ShardError::TokenOutside { token, document: self.documents, vocabulary });
         }
-        let width = token_bytes(self.vocabulary) as usize;
-        for token in document {
-            self.tokens.write(&token.to_le_bytes()[..width])?;
+        self.stored.clear(); // as it will stand in the file: written and hashed at once, not token by token
+        if token_bytes(self.vocabulary) == 2 {
+            self.stored.extend(document.iter().flat_map(|&token| (token as u16).to_le_bytes()));
+        } else {
+            self.stored.extend(document.iter().flat_map(|token| token.to_le_bytes()));
         }
+        self.tokens.write(&self.stored)?;
         self.token_count += document.len() as u64;
         self.documents += 1;
         self.bounds.write(&self.token_count.to_le_bytes())
+    }
+
+    /// How many tokens were added so far.
+    pub fn tokens(&self) -> u64 {
+        self.token_count
     }
 
     /// Completes the file, gives it its name, and opens it (which checks it once more).
@@ -178,7 +188,7 @@ impl Drop for Section {
 }
 
 /// Makes the rename itself durable. Only Unix lets a folder be opened and synced.
-fn sync_folder_of(path: &Path) -> std::io::Result<()> {
+pub(crate) fn sync_folder_of(path: &Path) -> std::io::Result<()> {
     if cfg!(unix) {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?;

@@ -2,10 +2,12 @@
 //! how long each takes. It believes whatever it is told: a gradient that is folded twice is in twice.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use starling_swarm::ids::*;
 use starling_swarm::journal::Commit;
 use starling_swarm::lots::{Lots, TreeNode};
+use starling_swarm::sequence::Sequence;
 use starling_swarm::spec::Reduce;
 use starling_swarm::worker::book::JobId;
 
@@ -20,8 +22,8 @@ pub struct Host {
     pub stage: StageId,
     /// Its weights, by version: the newest, and those before that an open step is computed with.
     weights: BTreeMap<Step, u64>,
-    jobs: BTreeMap<JobId, Job>,
-    gradients: BTreeMap<JobId, (Step, Microbatch, Gradient)>,
+    jobs: Sequence<Job>,
+    gradients: Sequence<(Step, Microbatch, Gradient)>,
     lots: BTreeMap<LotOf, Terms>,
     reducing: Step,
     reduced: Vec<Option<u64>>,
@@ -85,8 +87,8 @@ impl Host {
             toy,
             stage: StageId(0),
             weights: BTreeMap::new(),
-            jobs: BTreeMap::new(),
-            gradients: BTreeMap::new(),
+            jobs: Sequence::default(),
+            gradients: Sequence::default(),
             lots: BTreeMap::new(),
             reducing: Step(0),
             reduced: Vec::new(),
@@ -138,22 +140,22 @@ impl Host {
             weights = mix(weights);
         }
         let output = self.toy.forward(weights, input);
-        self.jobs.insert(job, Job { step, weights, microbatch, input, output });
+        self.jobs.insert(job.0, Job { step, weights, microbatch, input, output });
         output
     }
 
     /// Backward; the last stage starts from its own output.
     pub fn backward(&mut self, job: JobId, gradient: Option<u64>) -> u64 {
-        let Some(entry) = self.jobs.get(&job) else { return 0 };
+        let Some(entry) = self.jobs.get(job.0) else { return 0 };
         let come = gradient.unwrap_or(entry.output);
         let (before, gradient) = self.toy.backward(entry.weights, entry.input, come);
-        self.gradients.insert(job, (entry.step, entry.microbatch, gradient));
+        self.gradients.insert(job.0, (entry.step, entry.microbatch, gradient));
         before
     }
 
     /// Adds a gradient to a lot.
     pub fn fold(&mut self, job: JobId, at: LotOf) {
-        if let Some((_, microbatch, gradient)) = self.gradients.remove(&job) {
+        if let Some((_, microbatch, gradient)) = self.gradients.remove(job.0) {
             self.lots.entry(at).or_default().push((microbatch, gradient));
             self.last_read = None;
         }
@@ -171,12 +173,12 @@ impl Host {
 
     /// Throws a gradient away.
     pub fn discard(&mut self, job: JobId) {
-        self.gradients.remove(&job);
+        self.gradients.remove(job.0);
     }
 
     /// Throws away what is kept for a job.
     pub fn forget(&mut self, job: JobId) {
-        self.jobs.remove(&job);
+        self.jobs.remove(job.0);
     }
 
     /// Drops lots whole.
@@ -188,7 +190,7 @@ impl Host {
     /// Drops what belongs to the steps before this one.
     pub fn drop_before(&mut self, step: Step) {
         self.lots.retain(|at, _| at.step >= step);
-        self.gradients.retain(|_, (of, _, _)| *of >= step);
+        self.gradients.retain(|(of, _, _)| *of >= step);
     }
 
     /// Jobs, gradients and lots that it holds.
@@ -250,13 +252,15 @@ impl Host {
     }
 
     /// Adds up our own nodes and those that came, at the nodes that are wanted.
-    pub fn sum(&self, own: &[TreeNode], come: &[(Vec<TreeNode>, Piece)], into: &[TreeNode]) -> Piece {
+    pub fn sum(&self, own: &[TreeNode], come: &[(Vec<TreeNode>, Arc<Piece>)], into: &[TreeNode]) -> Piece {
         let mine = self.read(own);
         let mut known = BTreeMap::new();
         let (mut all, mut counted) = (0, Counted::default());
-        for (nodes, piece) in come.iter().map(|(nodes, piece)| (&nodes[..], piece)).chain([(own, &mine)]) {
+        for (nodes, piece) in come.iter().map(|(nodes, piece)| (&nodes[..], &**piece)).chain([(own, &mine)]) {
             for (&node, &sum) in nodes.iter().zip(&piece.sums) {
-                known.insert(node, sum);
+                if self.toy.reduce == Reduce::Exact {
+                    known.insert(node, sum);
+                }
                 all = self.toy.add(all, sum);
             }
             counted = counted.and(piece.counted);

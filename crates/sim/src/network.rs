@@ -5,7 +5,7 @@
 //! and only a cut loses messages. Control waits behind nothing, tensors of work only behind each other, sums get
 //! what those leave, and states what is left then.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use starling_swarm::ids::{Address, SiteId};
 use starling_swarm::message::Urgency;
@@ -71,7 +71,11 @@ impl Way {
 pub struct Network {
     inside: Link,
     between: Link,
-    hosts: BTreeMap<Address, Host>,
+    coordinator: Host,
+    /// By the driver's number.
+    drivers: Vec<Host>,
+    /// By the peer's number.
+    workers: Vec<Host>,
     cut_sites: BTreeSet<(SiteId, SiteId)>,
     cut_edges: BTreeSet<(Address, Address)>,
     /// Bytes that crossed from one site to another.
@@ -86,7 +90,9 @@ impl Network {
         Network {
             inside,
             between,
-            hosts: BTreeMap::new(),
+            coordinator: Host::default(),
+            drivers: Vec::new(),
+            workers: Vec::new(),
             cut_sites: BTreeSet::new(),
             cut_edges: BTreeSet::new(),
             wan_bytes: 0,
@@ -96,7 +102,15 @@ impl Network {
 
     /// A host stands in a site.
     pub fn place(&mut self, host: Address, site: SiteId) {
-        self.hosts.insert(host, Host { site, ..Host::default() });
+        let (hosts, index) = match host {
+            Address::Coordinator => return self.coordinator.site = site,
+            Address::Driver(driver) => (&mut self.drivers, driver.0 as usize),
+            Address::Worker(peer) => (&mut self.workers, peer.0 as usize),
+        };
+        if hosts.len() <= index {
+            hosts.resize(index + 1, Host::default());
+        }
+        hosts[index].site = site;
     }
 
     /// Sends `bytes` at `now`; returns when they arrive, or `None` if they are lost.
@@ -124,14 +138,15 @@ impl Network {
             return Some(now + latency_us);
         }
         let duration_us = (bytes as f64 / link.bytes_per_s * 1e6) as u64;
-        let sent = self.hosts.get_mut(&from)?.up.take(urgency, now, duration_us);
-        let down = &mut self.hosts.get_mut(&to)?.down;
+        let sent = self.host_mut(from)?.up.take(urgency, now, duration_us);
+        let down = &mut self.host_mut(to)?.down;
         Some(down.take(urgency, sent + latency_us - duration_us, duration_us))
     }
 
     /// Whether nothing gets from one to the other.
     pub fn is_cut(&self, from: Address, to: Address) -> bool {
-        self.cut_edges.contains(&(from, to)) || self.cut_sites.contains(&(self.site(from), self.site(to)))
+        (!self.cut_edges.is_empty() && self.cut_edges.contains(&(from, to)))
+            || (!self.cut_sites.is_empty() && self.cut_sites.contains(&(self.site(from), self.site(to))))
     }
 
     /// Cuts or heals the way from one site to another.
@@ -153,6 +168,19 @@ impl Network {
     }
 
     fn site(&self, host: Address) -> SiteId {
-        self.hosts.get(&host).map_or(SiteId(0), |host| host.site)
+        let host = match host {
+            Address::Coordinator => Some(&self.coordinator),
+            Address::Driver(driver) => self.drivers.get(driver.0 as usize),
+            Address::Worker(peer) => self.workers.get(peer.0 as usize),
+        };
+        host.map_or(SiteId(0), |host| host.site)
+    }
+
+    fn host_mut(&mut self, host: Address) -> Option<&mut Host> {
+        match host {
+            Address::Coordinator => Some(&mut self.coordinator),
+            Address::Driver(driver) => self.drivers.get_mut(driver.0 as usize),
+            Address::Worker(peer) => self.workers.get_mut(peer.0 as usize),
+        }
     }
 }

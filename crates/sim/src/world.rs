@@ -8,12 +8,14 @@ mod faults;
 mod workers;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use starling_swarm::coordinator::{self, Coordinator};
 use starling_swarm::driver::{self, Driver};
 use starling_swarm::ids::*;
 use starling_swarm::journal::{JournalState, Record};
 use starling_swarm::message::Envelope;
+use starling_swarm::sequence::Sequence;
 use starling_swarm::time::Time;
 use starling_swarm::worker::{self, Worker};
 
@@ -55,8 +57,12 @@ pub struct World {
     sync_us: u64,
     disk_free: u64,
     checkpoints: BTreeMap<(StageId, Step), BTreeMap<Step, u64>>,
-    pieces: BTreeMap<u64, (Step, Piece)>,
-    next_piece: u64,
+    /// By their handles.
+    pieces: Sequence<(Step, Arc<Piece>)>,
+    /// What a worker's machine has just said; kept for its room.
+    worker_commands: Vec<worker::Command>,
+    /// The same of a driver's.
+    driver_commands: Vec<driver::Command>,
     sabotages: u32,
     invariants: Vec<Box<dyn Invariant>>,
     violation: Option<Violation>,
@@ -161,8 +167,9 @@ impl World {
             sync_us: scenario.sync_us,
             disk_free: 0,
             checkpoints: BTreeMap::new(),
-            pieces: BTreeMap::new(),
-            next_piece: 0,
+            pieces: Sequence::default(),
+            worker_commands: Vec::new(),
+            driver_commands: Vec::new(),
             sabotages: 0,
             invariants: invariants::all(toy, &scenario.spec),
             violation: None,
@@ -421,7 +428,7 @@ impl World {
         }
         if let Record::Commit(commit) = &record {
             self.commits_us.push(self.now);
-            self.pieces.retain(|_, (step, _)| step.0 + KEPT_STEPS > commit.step.0);
+            self.pieces.retain(|(step, _)| step.0 + KEPT_STEPS > commit.step.0);
         }
         self.observe(Fact::Journaled(&record));
         self.journal.push(record);
@@ -431,12 +438,13 @@ impl World {
         let Some(actor) = self.drivers.get_mut(&driver) else { return };
         let now = actor.time(self.now);
         let Some(machine) = actor.machine.as_mut() else { return };
-        let mut out = Vec::new();
+        let mut out = std::mem::take(&mut self.driver_commands);
         machine.handle(input, now, &mut out);
         let (wake, queues) = (machine.next_wake(), machine.queue_lengths());
-        for driver::Command::Send(envelope) in out {
+        for driver::Command::Send(envelope) in out.drain(..) {
             self.send(envelope);
         }
+        self.driver_commands = out;
         self.schedule_wake(Address::Driver(driver), wake);
         self.observe(Fact::DriverQueues(driver, queues));
     }

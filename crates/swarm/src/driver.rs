@@ -13,6 +13,7 @@
 mod launching;
 mod lot;
 mod routing;
+mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,6 +26,7 @@ use crate::time::{Span, Time};
 use crate::wiring::Wiring;
 use launching::Queue;
 use lot::{Flight, LotRun};
+use table::LotTable;
 
 /// What goes into a driver.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,11 +61,14 @@ pub struct Driver {
     /// The sites that have a driver.
     driven: Vec<SiteId>,
     wirings: Vec<Wiring>,
-    responses: BTreeMap<(StageId, Pass), Estimate>,
-    lots: BTreeMap<LotOf, LotRun>,
+    /// How long stages took to respond, forward and backward.
+    responses: Vec<[Estimate; 2]>,
+    lots: LotTable<LotRun>,
     leases: BTreeMap<LeaseNo, LotOf>,
     queue: Queue,
     flying: usize,
+    /// How many may be in flight, for those who are there now.
+    room: usize,
     /// When each lot wants to be looked at.
     calendar: BTreeSet<(Time, LotOf)>,
     now: Time,
@@ -88,11 +93,12 @@ impl Driver {
             view: 0,
             driven: Vec::new(),
             wirings: vec![Wiring::default(); spec.stages as usize],
-            responses: BTreeMap::new(),
-            lots: BTreeMap::new(),
+            responses: vec![Default::default(); spec.stages as usize],
+            lots: LotTable::default(),
             leases: BTreeMap::new(),
             queue: Queue::new(spec.stages),
             flying: 0,
+            room: 0,
             calendar: BTreeSet::new(),
             now,
             bad_edges: BTreeMap::new(),
@@ -179,22 +185,26 @@ impl Driver {
     }
 
     fn drop_lots_before(&mut self, step: Step) {
-        while let Some((&at, _)) = self.lots.first_key_value().filter(|(at, _)| at.step < step) {
-            self.drop_lot(at);
+        for (at, run) in self.lots.take_before(step) {
+            self.forget_lot(at, run);
         }
         self.queue.forget_before(step);
     }
 
     fn drop_lot(&mut self, at: LotOf) {
-        if let Some(mut run) = self.lots.remove(&at) {
-            self.flying -= run.flights.len();
-            self.leases.remove(&run.lease.number);
-            run.settle(&mut self.wirings);
-            if let Some(wake) = run.wake {
-                self.calendar.remove(&(wake, at));
-            }
-            self.queue.forget(at);
+        if let Some(run) = self.lots.remove(&at) {
+            self.forget_lot(at, run);
         }
+    }
+
+    fn forget_lot(&mut self, at: LotOf, mut run: LotRun) {
+        self.flying -= run.flights.len();
+        self.leases.remove(&run.lease.number);
+        run.settle(&mut self.wirings);
+        if let Some(wake) = run.wake {
+            self.calendar.remove(&(wake, at));
+        }
+        self.queue.forget(at);
     }
 
     fn on_stranger(&mut self) {
@@ -216,13 +226,15 @@ impl Driver {
         for (wiring, holders) in self.wirings.iter_mut().zip(&view.stages) {
             somebody_left |= wiring.set_peers(holders);
         }
+        self.room = self.room_for_all();
         if !somebody_left {
             return;
         }
         self.queue.keep_peers(&self.wirings[0]);
-        let lots: Vec<LotOf> = self.lots.keys().copied().collect();
+        let lots: Vec<LotOf> = self.lots.keys().collect();
         for at in lots {
-            for stage in self.lots[&at].broken_hops(&self.wirings) {
+            let broken = self.lots.get(&at).map(|run| run.broken_hops(&self.wirings));
+            for stage in broken.unwrap_or_default() {
                 self.reroute(at, stage, out);
             }
         }
@@ -261,7 +273,7 @@ impl Driver {
         let Some(run) = self.lots.get_mut(&at).filter(|run| run.lease.number == lease) else {
             return self.refusals.count(Refusal::OldAttempt);
         };
-        let Some(&flight) = run.flights.get(&microbatch).filter(|flight| flight.attempt == fence.attempt)
+        let Some(&flight) = run.flights.get(microbatch).filter(|flight| flight.attempt == fence.attempt)
         else {
             return self.refusals.count(Refusal::OldAttempt);
         };
@@ -277,7 +289,7 @@ impl Driver {
                 // An answer that comes late, after a stop or a cut, teaches no more than its deadline: otherwise one
                 // of them would make every deadline as long.
                 let most = flight.deadline.since(flight.since);
-                self.responses.entry((stage, pass)).or_default().observe(now.since(flight.since).min(most));
+                self.responses[stage.0 as usize][pass as usize].observe(now.since(flight.since).min(most));
             }
             wiring.observe(hop.peer, pass, computed);
         }
@@ -288,7 +300,7 @@ impl Driver {
         }
         run.computed(stage, pass, &mut self.wirings);
         if (stage.0, pass) == (0, Pass::Backward) {
-            run.flights.remove(&microbatch);
+            run.flights.remove(microbatch);
             self.flying -= 1;
             if run.flights.is_empty() && run.waiting.is_empty() {
                 run.finished = Some(now);
@@ -334,7 +346,7 @@ impl Driver {
     /// owes us, whichever is longer. The first alone would call every slow peer with a queue late.
     fn patience(&self, stage: StageId, pass: Pass, peer: PeerId, retries: u32) -> Span {
         let tuning = self.spec.tuning;
-        let estimate = self.responses.get(&(stage, pass)).copied().unwrap_or_default();
+        let estimate = self.responses[stage.0 as usize][pass as usize];
         let busy = self.wirings[stage.0 as usize].busy_for(peer).times(2) + tuning.slack;
         // What a straggler taught the estimate is not doubled without end.
         estimate.deadline(tuning.slack, tuning.unknown, retries.min(2)).max(busy)
@@ -344,7 +356,7 @@ impl Driver {
         let Declined { lot, microbatch, lease, stage, reason } = declined;
         let at = LotOf { step: fence.step, lot };
         let Some(run) = self.lots.get_mut(&at).filter(|run| run.lease.number == lease) else { return };
-        if run.flights.get(&microbatch).is_none_or(|flight| flight.attempt != fence.attempt) {
+        if run.flights.get(microbatch).is_none_or(|flight| flight.attempt != fence.attempt) {
             return self.refusals.count(Refusal::OldAttempt);
         }
         if run.route.get(stage.0 as usize).is_none_or(|hop| from != Address::Worker(hop.peer)) {
@@ -355,8 +367,8 @@ impl Driver {
             Decline::NotFinite => self.compute_elsewhere(at, stage, out),
             Decline::Busy => {
                 // Its queue is full: what is in it will come back, so wait a little and try again.
-                run.flights.remove(&microbatch);
-                run.waiting.insert(microbatch);
+                run.flights.remove(microbatch);
+                run.waiting.insert(microbatch, ());
                 run.not_before = Some(self.now + self.spec.tuning.slack);
                 self.flying -= 1;
                 self.queue.hold_back(at);

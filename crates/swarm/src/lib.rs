@@ -63,6 +63,8 @@ pub mod placement;
 pub mod rebalance;
 pub mod reduce;
 pub mod refusal;
+pub mod sequence;
+pub mod small;
 pub mod spec;
 pub mod time;
 pub mod wiring;

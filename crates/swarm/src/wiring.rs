@@ -10,8 +10,6 @@
 //! A hop to another site is a handicap in the same currency, not a ban: it is preferred as soon as the near
 //! peers are busier by that much (the driver says by how much, see `routing`).
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use crate::ids::{PeerId, SiteId, Step};
 use crate::message::{Holder, Pass};
 use crate::time::Span;
@@ -22,9 +20,12 @@ const GAMMA: f64 = 0.2;
 /// The accounts of one stage, as one driver keeps them.
 #[derive(Clone, Debug, Default)]
 pub struct Wiring {
-    accounts: BTreeMap<PeerId, Account>,
-    /// Peers by when they can begin, so that a choice does not look at all of them.
-    order: BTreeSet<(u64, PeerId)>,
+    /// In the order of their numbers.
+    peers: Vec<PeerId>,
+    /// Theirs, in the same order.
+    accounts: Vec<Account>,
+    /// When each can begin: all that a choice has to look at of most of them.
+    ranks: Vec<u64>,
     /// Microbatches a second of all.
     speed: f64,
 }
@@ -148,25 +149,37 @@ impl Choice {
 impl Wiring {
     /// Takes the peers that hold the stage; what was measured of those that stay is kept. Whether somebody left.
     pub fn set_peers(&mut self, holders: &[Holder]) -> bool {
-        let mut accounts = BTreeMap::new();
-        for holder in holders {
+        let mut holders: Vec<&Holder> = holders.iter().collect();
+        holders.sort_by_key(|holder| holder.peer);
+        holders.dedup_by_key(|holder| holder.peer);
+        let mut accounts = Vec::with_capacity(holders.len());
+        for holder in &holders {
             let mut account = Account::new(holder);
-            if let Some(known) = self.accounts.get(&holder.peer) {
+            if let Some(known) = self.account(holder.peer) {
                 let About { owes, to_begin, .. } = known.about;
                 let about = About { owes, to_begin, ..account.about };
                 account = Account { about, ..*known };
             }
-            accounts.insert(holder.peer, account);
+            accounts.push(account);
         }
-        self.order = accounts.iter().map(|(&peer, account)| (account.rank(), peer)).collect();
-        self.speed = accounts.values().map(Account::speed).sum();
-        let before = std::mem::replace(&mut self.accounts, accounts);
-        before.keys().any(|peer| !self.accounts.contains_key(peer))
+        self.ranks = accounts.iter().map(Account::rank).collect();
+        self.speed = accounts.iter().map(Account::speed).sum();
+        self.accounts = accounts;
+        let before = std::mem::replace(&mut self.peers, holders.iter().map(|holder| holder.peer).collect());
+        before.into_iter().any(|peer| !self.has(peer))
+    }
+
+    fn place(&self, peer: PeerId) -> Option<usize> {
+        self.peers.binary_search(&peer).ok()
+    }
+
+    fn account(&self, peer: PeerId) -> Option<&Account> {
+        self.place(peer).map(|place| &self.accounts[place])
     }
 
     /// Whether the stage has this holder.
     pub fn has(&self, peer: PeerId) -> bool {
-        self.accounts.contains_key(&peer)
+        self.place(peer).is_some()
     }
 
     /// How many holders the stage has.
@@ -181,17 +194,17 @@ impl Wiring {
 
     /// What the coordinator says of a holder.
     pub fn about(&self, peer: PeerId) -> Option<About> {
-        self.accounts.get(&peer).map(|account| account.about)
+        self.account(peer).map(|account| account.about)
     }
 
     /// How many such holders there are.
     pub fn count(&self, is_such: impl Fn(PeerId, About) -> bool) -> usize {
-        self.accounts.iter().filter(|(peer, account)| is_such(**peer, account.about)).count()
+        self.peers.iter().zip(&self.accounts).filter(|(peer, account)| is_such(**peer, account.about)).count()
     }
 
     /// Whether there is such a holder.
     pub fn any(&self, is_such: impl Fn(PeerId, About) -> bool) -> bool {
-        self.accounts.iter().any(|(&peer, account)| is_such(peer, account.about))
+        self.peers.iter().zip(&self.accounts).any(|(&peer, account)| is_such(peer, account.about))
     }
 
     /// How long a microbatch takes one of the holders on average.
@@ -201,7 +214,7 @@ impl Wiring {
 
     /// The part of the stage's work that this peer can do.
     pub fn share_of(&self, peer: PeerId) -> f64 {
-        self.accounts.get(&peer).map_or(0.0, |account| account.speed() / self.speed.max(1e-9))
+        self.account(peer).map_or(0.0, |account| account.speed() / self.speed.max(1e-9))
     }
 
     /// The peer for a lot of `size` microbatches among those for which `extra` gives a cost of reaching it.
@@ -211,24 +224,30 @@ impl Wiring {
         aim: Aim,
         extra: impl Fn(PeerId, About) -> Option<Span>,
     ) -> Option<Choice> {
-        let mut best: Option<(f64, PeerId)> = None;
-        for &(rank, peer) in &self.order {
-            if best.is_some_and(|(us, _)| rank as f64 > us) {
-                break; // All that follow begin later still.
+        // Of those that are done at the same time the one that begins first, then the one with the lowest number.
+        let mut best: Option<(f64, u64, usize)> = None;
+        let look_at = |place: usize, best: &mut Option<(f64, u64, usize)>| {
+            let (account, rank) = (&self.accounts[place], self.ranks[place]);
+            let Some(extra) = extra(self.peers[place], account.about) else { return };
+            let candidate = (account.done_us(size, aim.weight()) + extra.0 as f64, rank, place);
+            if best.is_none_or(|best| candidate < best) {
+                *best = Some(candidate);
             }
-            let Some(account) = self.accounts.get(&peer) else { continue };
-            let Some(extra) = extra(peer, account.about) else { continue };
-            let us = account.done_us(size, aim.weight()) + extra.0 as f64;
-            if best.is_none_or(|(other, _)| us < other) {
-                best = Some((us, peer));
+        };
+        // Who can begin first is likely to be best, or nearly: few others are then worth a look.
+        let first = (0..self.ranks.len()).min_by_key(|&place| self.ranks[place])?;
+        look_at(first, &mut best);
+        for (place, &rank) in self.ranks.iter().enumerate() {
+            if place != first && best.is_none_or(|(us, ..)| rank as f64 <= us) {
+                look_at(place, &mut best);
             }
         }
-        best.map(|(us, peer)| Choice { peer, done_in: Span(us as u64) })
+        best.map(|(us, _, place)| Choice { peer: self.peers[place], done_in: Span(us as u64) })
     }
 
     /// When a peer would be done with `size` microbatches more.
     pub fn done_in(&self, peer: PeerId, size: u32) -> Option<Span> {
-        self.accounts.get(&peer).map(|account| Span(account.done_us(size, 1.0) as u64))
+        self.account(peer).map(|account| Span(account.done_us(size, 1.0) as u64))
     }
 
     /// Work goes to a peer.
@@ -269,7 +288,7 @@ impl Wiring {
         let us = |account: &Account| {
             f64::from(account.about.owes.saturating_add(1)) * (account.forward_us + account.backward_us)
         };
-        Span(self.accounts.get(&peer).map_or(0.0, us) as u64)
+        Span(self.account(peer).map_or(0.0, us) as u64)
     }
 
     /// Takes a measured time of computing.
@@ -290,15 +309,12 @@ impl Wiring {
     }
 
     fn change(&mut self, peer: PeerId, change: impl FnOnce(&mut Account)) {
-        let Some(account) = self.accounts.get_mut(&peer) else { return };
-        let (before, speed) = (account.rank(), account.speed());
+        let Some(place) = self.place(peer) else { return };
+        let account = &mut self.accounts[place];
+        let speed = account.speed();
         change(account);
         self.speed += account.speed() - speed;
-        if account.rank() != before {
-            let after = account.rank();
-            self.order.remove(&(before, peer));
-            self.order.insert((after, peer));
-        }
+        self.ranks[place] = account.rank();
     }
 }
 

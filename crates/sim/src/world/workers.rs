@@ -1,6 +1,7 @@
 //! Workers and their hosts: commands carried out, and how long they take.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use starling_swarm::ids::*;
 use starling_swarm::lots::TreeNode;
@@ -55,12 +56,13 @@ impl World {
         }
         let now = actor.time(self.now);
         let Some((machine, _)) = actor.machine.as_mut() else { return };
-        let mut out = Vec::new();
+        let mut out = std::mem::take(&mut self.worker_commands);
         machine.handle(input, now, &mut out);
         let (wake, queues) = (machine.next_wake(), machine.queues());
-        for command in out {
+        for command in out.drain(..) {
             self.worker_command(peer, life, command);
         }
+        self.worker_commands = out;
         self.schedule_wake(Address::Worker(peer), wake);
         self.observe(Fact::WorkerQueues(peer, queues));
     }
@@ -258,10 +260,7 @@ impl World {
     }
 
     fn keep_piece(&mut self, step: Step, piece: Piece) -> u64 {
-        let handle = self.next_piece;
-        self.next_piece += 1;
-        self.pieces.insert(handle, (step, piece));
-        handle
+        self.pieces.push((step, Arc::new(piece)))
     }
 
     /// Some elements of a stage's gradient on the wire.
@@ -269,7 +268,7 @@ impl World {
         Payload { handle, bytes: elements * self.scenario.sizes.gradient / self.toy.elements.max(1) }
     }
 
-    fn piece(&self, payload: Payload) -> Option<Piece> {
-        self.pieces.get(&payload.handle).map(|(_, piece)| piece.clone())
+    fn piece(&self, payload: Payload) -> Option<Arc<Piece>> {
+        self.pieces.get(payload.handle).map(|(_, piece)| piece.clone())
     }
 }

@@ -178,27 +178,26 @@ impl Queue {
 impl Driver {
     /// Sends what may be sent, as long as there is room in flight.
     pub(super) fn launch(&mut self, out: &mut Vec<Command>) {
-        if self.wirings.iter().any(Wiring::is_empty) {
+        if self.flying >= self.room || self.wirings.iter().any(Wiring::is_empty) {
             return;
         }
-        let room = self.room();
-        while self.flying < room {
+        while self.flying < self.room {
             let next = self.queue.routed.pop_first().or_else(|| self.next_lot());
             let Some(at) = next else { return };
-            self.launch_lot(at, room, out);
+            self.launch_lot(at, out);
         }
     }
 
     /// How many microbatches we may have in flight: so many for each peer, shared among the drivers as the first stage
     /// is, where lots begin. With more, a step takes longer to drain; with fewer, some have nothing to do.
-    fn room(&self) -> usize {
+    pub(super) fn room_for_all(&self) -> usize {
         let peers: usize = self.wirings.iter().map(Wiring::len).sum();
         let first = &self.wirings[0];
         let ours = first.count(|_, about| about.site == self.site || !self.driven.contains(&about.site));
         let tuning = self.spec.tuning;
         // A driver without a peer at home works for whoever is there.
         let ours = if ours == 0 { first.len() } else { ours };
-        tuning.in_flight.min((tuning.depth * peers * ours).div_ceil(first.len()))
+        tuning.in_flight.min((tuning.depth * peers * ours).div_ceil(first.len().max(1)))
     }
 
     /// The next lot that has no route, with one.
@@ -256,14 +255,14 @@ impl Driver {
         1 << (most.max(1.0).log2() as u32).min(aligned)
     }
 
-    fn launch_lot(&mut self, at: LotOf, room: usize, out: &mut Vec<Command>) {
+    fn launch_lot(&mut self, at: LotOf, out: &mut Vec<Command>) {
         let first = (StageId(0), Pass::Forward);
         let Some(run) = self.lots.get(&at).filter(|run| run.not_before.is_none()) else { return };
         let Some(hop) = run.route.first() else { return };
         let deadline = self.now + self.patience(first.0, first.1, hop.peer, run.retries);
-        while self.flying < room {
+        while self.flying < self.room {
             let Some(run) = self.lots.get_mut(&at) else { return };
-            let Some(microbatch) = run.waiting.pop_first() else { break };
+            let Some((microbatch, ())) = run.waiting.pop_first() else { break };
             let attempt = run.attempt;
             let known = run.route.len();
             let flight = Flight { attempt, stage: first.0, pass: first.1, since: self.now, deadline, known };

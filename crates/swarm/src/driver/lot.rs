@@ -1,10 +1,10 @@
 //! One lot at its driver: its route, what is in flight, what is done.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::ids::*;
 use crate::message::{Hop, Lease, Pass};
+use crate::small::SmallMap;
 use crate::time::{Span, Time};
 use crate::wiring::{Load, Wiring};
 
@@ -20,9 +20,9 @@ pub struct LotRun {
     /// The last attempt that was handed out.
     pub attempt: Attempt,
     /// Microbatches that wait to be sent (again).
-    pub waiting: BTreeSet<Microbatch>,
+    pub waiting: SmallMap<Microbatch, ()>,
     /// Microbatches under way.
-    pub flights: BTreeMap<Microbatch, Flight>,
+    pub flights: SmallMap<Microbatch, Flight>,
     /// Nothing is sent before this.
     pub not_before: Option<Time>,
     /// How often it had to be done again; every time it is given twice the patience.
@@ -74,8 +74,8 @@ impl LotRun {
             route: Arc::new([]),
             owed: Vec::new(),
             attempt: Attempt(0),
-            waiting: microbatches.map(Microbatch).collect(),
-            flights: BTreeMap::new(),
+            flights: SmallMap::with_capacity(microbatches.len()),
+            waiting: whole(microbatches),
             not_before: None,
             retries: 0,
             not_finite: 0,
@@ -114,11 +114,13 @@ impl LotRun {
             *owed = Owed::all(all.len() as u32);
         }
         if grant.is_some() {
-            self.flights.clear();
-            self.waiting = all.map(Microbatch).collect();
+            self.waiting = whole(all);
         } else {
-            self.waiting.extend(std::mem::take(&mut self.flights).into_keys());
+            for microbatch in self.flights.keys() {
+                self.waiting.insert(microbatch, ());
+            }
         }
+        self.flights.clear();
         if !self.waiting.is_empty() {
             self.finished = None;
         }
@@ -186,7 +188,7 @@ impl LotRun {
         self.route = Arc::new([]);
         self.owed.clear();
         self.flights.clear();
-        self.waiting = all.map(Microbatch).collect();
+        self.waiting = whole(all);
         self.finished = None;
     }
 
@@ -201,4 +203,9 @@ impl LotRun {
         let gone = |(index, hop): &(usize, &Hop)| !wirings.get(*index).is_some_and(|w| w.has(hop.peer));
         self.route.iter().enumerate().filter(gone).map(|(index, _)| StageId(index as u16)).collect()
     }
+}
+
+/// All microbatches of a lot.
+fn whole(microbatches: std::ops::Range<u32>) -> SmallMap<Microbatch, ()> {
+    microbatches.map(|microbatch| (Microbatch(microbatch), ())).collect()
 }

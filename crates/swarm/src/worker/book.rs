@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::ids::*;
 use crate::lots::Lots;
 use crate::message::SealedLot;
+use crate::small::SmallMap;
 use crate::spec::Reduce;
 
 /// A job's number at its worker: what the host knows a forward pass, and later its gradient, by.
@@ -29,7 +30,7 @@ pub struct Book {
 #[derive(Clone, Debug)]
 struct Entry {
     grant: Grant,
-    folded: BTreeSet<Microbatch>,
+    folded: SmallMap<Microbatch, ()>,
     seal: Seal,
 }
 
@@ -73,12 +74,12 @@ impl Book {
 
     /// Whether a microbatch is in its lot's sum.
     pub fn has(&self, lot: Lot, microbatch: Microbatch) -> bool {
-        self.entries.get(&lot).is_some_and(|entry| entry.folded.contains(&microbatch))
+        self.entries.get(&lot).is_some_and(|entry| entry.folded.contains(microbatch))
     }
 
     /// Takes note of a grant.
     pub fn grant(&mut self, lot: Lot, grant: Grant) -> Granted {
-        let fresh = Entry { grant, folded: BTreeSet::new(), seal: Seal::Open };
+        let fresh = Entry { grant, folded: SmallMap::default(), seal: Seal::Open };
         let Some(entry) = self.entries.get_mut(&lot) else {
             self.entries.insert(lot, fresh);
             return Granted::Yes;
@@ -100,7 +101,7 @@ impl Book {
     pub fn fold(&mut self, lot: Lot, microbatch: Microbatch, grant: Grant, job: JobId) -> Fold {
         let size = self.lots.microbatches_of(lot).len();
         let Some(entry) = self.entries.get_mut(&lot) else { return Fold::Discard };
-        if entry.grant != grant || entry.seal != Seal::Open || !entry.folded.insert(microbatch) {
+        if entry.grant != grant || entry.seal != Seal::Open || entry.folded.insert(microbatch, ()).is_some() {
             return Fold::Discard;
         }
         if entry.folded.len() < size {

@@ -46,8 +46,8 @@ impl Worker {
         if fence.epoch != self.epoch || fence.step < self.version || self.our_hop(&work).is_none() {
             return self.refusals.count(Refusal::Unasked);
         }
-        match self.jobs.go_onward(work, fence).cloned() {
-            Some(job) => self.send_activation(&job, out),
+        match self.jobs.go_onward(work, fence).map(|job| job.id) {
+            Some(id) => self.send_activation(id, out),
             None => self.refusals.count(Refusal::OldAttempt),
         }
     }
@@ -65,16 +65,18 @@ impl Worker {
             }
             Some(job) => match job.state {
                 State::Away(since) => {
+                    let id = job.id;
                     self.away_time.observe(now.since(since));
-                    self.jobs.ready_backward(key, Some(gradient));
+                    self.jobs.ready_backward(id, Some(gradient));
                     self.compute(now, out);
                 }
                 State::Kept(kept) => {
-                    self.progress(job, Pass::Backward, None, out);
-                    self.send_gradient(job, kept, out);
+                    self.progress(job.id, Pass::Backward, None, out);
+                    self.send_gradient(job.id, kept, out);
                 }
                 State::Ready(..) | State::Running(_) => {
-                    if !self.jobs.came_back(key) {
+                    let id = job.id;
+                    if !self.jobs.came_back(id) {
                         self.refusals.count(Refusal::Repeated);
                     }
                 }
@@ -84,14 +86,13 @@ impl Worker {
     }
 
     pub(super) fn on_forward_done(&mut self, id: JobId, output: Payload, now: Time, out: &mut Vec<Command>) {
-        if let Some((mut job, computed)) = self.jobs.done(id, now) {
-            self.progress(&job, Pass::Forward, Some(computed), out);
-            self.jobs.away(job.key(), output, now);
-            job.output = Some(output);
+        if let Some(computed) = self.jobs.done(id, now).map(|(_, computed)| computed) {
+            self.jobs.away(id, output, now);
+            self.progress(id, Pass::Forward, Some(computed), out);
             if self.is_last() {
-                self.jobs.ready_backward(job.key(), None);
+                self.jobs.ready_backward(id, None);
             } else {
-                self.send_activation(&job, out);
+                self.send_activation(id, out);
             }
         }
         self.compute(now, out);
@@ -104,20 +105,21 @@ impl Worker {
         now: Time,
         out: &mut Vec<Command>,
     ) {
-        match self.jobs.done(id, now) {
+        let is_last = self.is_last();
+        // A later try may have taken it over meanwhile. Its own gradient is still on the way then, and may be
+        // the first that some stage after us folds: what we have now is not the answer to that.
+        let answers = |job: &Job| is_last || job.came_back == Some(job.attempt());
+        match self.jobs.done(id, now).map(|(job, computed)| (job.key(), job.grant, answers(job), computed)) {
             None => out.push(Command::Discard(id)), // Its step or attempt is over.
-            Some((job, computed)) => {
-                // A later try may have taken it over meanwhile. Its own gradient is still on the way then, and may be
-                // the first that some stage after us folds: what we have now is not the answer to that.
-                let answers = self.is_last() || job.came_back == Some(job.attempt());
+            Some((key, grant, answers, computed)) => {
                 if answers {
-                    self.progress(&job, Pass::Backward, Some(computed), out);
-                    self.send_gradient(&job, gradient, out);
+                    self.progress(id, Pass::Backward, Some(computed), out);
+                    self.send_gradient(id, gradient, out);
                 }
-                let kept = self.jobs.keep(job.key(), gradient);
-                self.fold(&job, out);
+                let kept = self.jobs.keep(id, gradient);
+                self.fold(id, key, grant, out);
                 if !kept {
-                    self.jobs.remove(job.key());
+                    self.jobs.remove(key);
                     out.push(Command::Forget(id));
                 }
             }
@@ -127,8 +129,8 @@ impl Worker {
 
     /// The host could not compute it: the driver is to have it done elsewhere.
     pub(super) fn on_failed(&mut self, id: JobId, now: Time, out: &mut Vec<Command>) {
-        if let Some((job, _)) = self.jobs.done(id, now) {
-            self.jobs.remove(job.key());
+        let key = self.jobs.done(id, now).map(|(job, _)| job.key());
+        if let Some(job) = key.and_then(|key| self.jobs.remove(key)) {
             out.push(Command::Forget(id));
             self.decline(&job.work, job.fence, Decline::NotHere, out);
         }
@@ -137,8 +139,8 @@ impl Worker {
 
     /// What was computed is not finite. Whether that is the data's fault or ours, another's result will tell.
     pub(super) fn on_not_finite(&mut self, id: JobId, now: Time, out: &mut Vec<Command>) {
-        if let Some((job, _)) = self.jobs.done(id, now) {
-            self.jobs.remove(job.key());
+        let key = self.jobs.done(id, now).map(|(job, _)| job.key());
+        if let Some(job) = key.and_then(|key| self.jobs.remove(key)) {
             out.push(Command::Forget(id));
             let Key { at, microbatch } = job.key();
             let new = NotFinite { at, microbatch, times: 0, granted: false };
@@ -263,15 +265,15 @@ impl Worker {
         }
     }
 
-    fn fold(&mut self, job: &Job, out: &mut Vec<Command>) {
-        let Key { at, microbatch } = job.key();
-        let fold = match job.grant {
-            Some(grant) => self.book(at.step).fold(at.lot, microbatch, grant, job.id),
+    fn fold(&mut self, id: JobId, key: Key, grant: Option<Grant>, out: &mut Vec<Command>) {
+        let Key { at, microbatch } = key;
+        let fold = match grant {
+            Some(grant) => self.book(at.step).fold(at.lot, microbatch, grant, id),
             None => Fold::Discard,
         };
         match fold {
-            Fold::Add => out.push(Command::Fold(job.id, at)),
-            Fold::Discard => out.push(Command::Discard(job.id)),
+            Fold::Add => out.push(Command::Fold(id, at)),
+            Fold::Discard => out.push(Command::Discard(id)),
             Fold::Withhold => {
                 self.not_finite.retain(|key, _| key.at != at);
                 let seal = self.book(at.step).seal(at.step, at.lot);
@@ -308,17 +310,18 @@ impl Worker {
         if repeated {
             self.refusals.count(Refusal::Repeated);
         }
-        let Some(job) = self.jobs.renew(work.clone(), fence, grant).cloned() else { return false };
-        match job.state {
+        let renewed = self.jobs.renew(work.clone(), fence, grant).map(|job| (job.id, job.state));
+        let Some((id, state)) = renewed else { return false };
+        match state {
             State::Ready(Pass::Forward, _) | State::Running(Pass::Forward) => {}
             State::Kept(gradient) if self.is_last() => {
-                self.progress(&job, Pass::Backward, None, out);
-                self.send_gradient(&job, gradient, out);
+                self.progress(id, Pass::Backward, None, out);
+                self.send_gradient(id, gradient, out);
             }
             State::Ready(..) | State::Running(_) if self.is_last() => {}
             State::Ready(..) | State::Running(_) | State::Away(_) | State::Kept(_) => {
-                self.progress(&job, Pass::Forward, None, out);
-                self.send_activation(&job, out);
+                self.progress(id, Pass::Forward, None, out);
+                self.send_activation(id, out);
             }
         }
         true
@@ -360,7 +363,8 @@ impl Worker {
         self.stage.is_some_and(|stage| stage.0 + 1 == self.spec.stages)
     }
 
-    fn send_activation(&self, job: &Job, out: &mut Vec<Command>) {
+    fn send_activation(&self, id: JobId, out: &mut Vec<Command>) {
+        let Some(job) = self.jobs.job(id) else { return };
         let next = self.stage.and_then(|stage| job.work.route.get(stage.0 as usize + 1));
         if let (Some(next), Some(output)) = (next, job.output) {
             let body = Body::Activation(job.work.clone(), output);
@@ -368,7 +372,8 @@ impl Worker {
         }
     }
 
-    fn send_gradient(&self, job: &Job, gradient: Payload, out: &mut Vec<Command>) {
+    fn send_gradient(&self, id: JobId, gradient: Payload, out: &mut Vec<Command>) {
+        let Some(job) = self.jobs.job(id) else { return };
         let before = self.stage.and_then(|stage| stage.0.checked_sub(1));
         if let Some(before) = before.and_then(|stage| job.work.route.get(stage as usize)) {
             let body = Body::Gradient(job.work.clone(), gradient);
@@ -376,7 +381,8 @@ impl Worker {
         }
     }
 
-    fn progress(&self, job: &Job, pass: Pass, computed: Option<Span>, out: &mut Vec<Command>) {
+    fn progress(&self, id: JobId, pass: Pass, computed: Option<Span>, out: &mut Vec<Command>) {
+        let Some(job) = self.jobs.job(id) else { return };
         let Work { lot, microbatch, lease, driver, .. } = job.work;
         let stage = self.stage.unwrap_or_default();
         let body = Body::Progress(Progress { lot, microbatch, lease, stage, pass, computed });

@@ -5,10 +5,12 @@
 //! A microbatch that is done stays, with its output and the gradient of its input, until its step is closed or
 //! the room for such things is full: whoever does a lot again in another stage is answered from here.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::ids::*;
 use crate::message::{Fence, Pass, Work};
+use crate::sequence::Sequence;
+use crate::small::SmallMap;
 use crate::time::{Span, Time};
 use crate::worker::book::JobId;
 
@@ -19,10 +21,11 @@ pub struct Jobs {
     keep_bytes: u64,
     kept_bytes: u64,
     kept: usize,
-    next: u64,
-    jobs: BTreeMap<Key, Job>,
-    keys: BTreeMap<JobId, Key>,
-    ready: BTreeSet<(Step, Turn, JobId)>,
+    /// By the job's number.
+    jobs: Sequence<Job>,
+    index: BTreeMap<Key, JobId>,
+    /// Those that wait for their turn, in the order in which it comes.
+    ready: SmallMap<(Step, Turn, JobId), ()>,
     running: Option<(JobId, Time)>,
 }
 
@@ -109,10 +112,9 @@ impl Jobs {
             keep_bytes,
             kept_bytes: 0,
             kept: 0,
-            next: 0,
-            jobs: BTreeMap::new(),
-            keys: BTreeMap::new(),
-            ready: BTreeSet::new(),
+            jobs: Sequence::default(),
+            index: BTreeMap::new(),
+            ready: SmallMap::default(),
             running: None,
         }
     }
@@ -129,7 +131,16 @@ impl Jobs {
 
     /// The job of a microbatch.
     pub fn get(&self, key: Key) -> Option<&Job> {
-        self.jobs.get(&key)
+        self.jobs.get(self.index.get(&key)?.0)
+    }
+
+    /// The job of this number.
+    pub fn job(&self, id: JobId) -> Option<&Job> {
+        self.jobs.get(id.0)
+    }
+
+    fn get_mut(&mut self, key: Key) -> Option<&mut Job> {
+        self.jobs.get_mut(self.index.get(&key)?.0)
     }
 
     /// Whether there is room; if not, the job that has waited for a gradient since before `patience`, if there is
@@ -138,8 +149,8 @@ impl Jobs {
         if self.len() < self.limit {
             return Ok(());
         }
-        let waits = |(key, job): (&Key, &Job)| match job.state {
-            State::Away(since) if since < patience => Some((since, *key)),
+        let waits = |(_, job): (u64, &Job)| match job.state {
+            State::Away(since) if since < patience => Some((since, job.key())),
             _ => None,
         };
         Err(self.jobs.iter().filter_map(waits).min().map(|(_, key)| key))
@@ -147,19 +158,18 @@ impl Jobs {
 
     /// A new microbatch, to be computed forward.
     pub fn add(&mut self, work: Work, fence: Fence, grant: Option<Grant>, input: Payload) {
-        let id = JobId(self.next);
-        self.next += 1;
+        let id = JobId(self.jobs.next());
         let state = State::Ready(Pass::Forward, Some(input));
         let job = Job { id, work, fence, grant, output: None, state, came_back: None };
         let key = job.key();
-        self.keys.insert(id, key);
-        self.ready.insert((key.at.step, Turn::Forward, id));
-        self.jobs.insert(key, job);
+        self.ready.insert((key.at.step, Turn::Forward, id), ());
+        self.index.insert(key, id);
+        self.jobs.push(job);
     }
 
     /// A later try of a microbatch that is here takes over what was done for the one before.
     pub fn renew(&mut self, work: Work, fence: Fence, grant: Option<Grant>) -> Option<&Job> {
-        let job = self.jobs.get_mut(&key(&work, fence))?;
+        let job = self.get_mut(key(&work, fence))?;
         (job.work, job.fence, job.grant) = (work, fence, grant);
         Some(job)
     }
@@ -167,7 +177,7 @@ impl Jobs {
     /// More of a microbatch's route is decided: the job, if that is news for it.
     pub fn go_onward(&mut self, work: Work, fence: Fence) -> Option<&Job> {
         let try_of = (work.lease, fence.attempt);
-        let job = self.jobs.get_mut(&key(&work, fence)).filter(|job| job.attempt() == try_of)?;
+        let job = self.get_mut(key(&work, fence)).filter(|job| job.attempt() == try_of)?;
         if work.route.len() <= job.work.route.len() {
             return None;
         }
@@ -177,11 +187,10 @@ impl Jobs {
 
     /// Drops a microbatch.
     pub fn remove(&mut self, key: Key) -> Option<Job> {
-        let job = self.jobs.remove(&key)?;
-        self.keys.remove(&job.id);
+        let job = self.jobs.remove(self.index.remove(&key)?.0)?;
         match job.state {
             State::Ready(pass, _) => {
-                self.ready.remove(&(key.at.step, turn(pass), job.id));
+                self.ready.remove((key.at.step, turn(pass), job.id));
             }
             State::Kept(_) => {
                 self.kept -= 1;
@@ -204,8 +213,9 @@ impl Jobs {
 
     fn remove_where(&mut self, at: LotOf, which: impl Fn(&Job) -> bool) -> Vec<JobId> {
         let (first, last) = (Microbatch(0), Microbatch(u32::MAX));
-        let of_lot = self.jobs.range(Key { at, microbatch: first }..=Key { at, microbatch: last });
-        let keys: Vec<Key> = of_lot.filter(|(_, job)| which(job)).map(|(key, _)| *key).collect();
+        let of_lot = self.index.range(Key { at, microbatch: first }..=Key { at, microbatch: last });
+        let is_such = |id: &JobId| self.jobs.get(id.0).is_some_and(&which);
+        let keys: Vec<Key> = of_lot.filter(|(_, id)| is_such(id)).map(|(key, _)| *key).collect();
         keys.into_iter().filter_map(|key| self.remove(key)).map(|job| job.id).collect()
     }
 
@@ -213,7 +223,7 @@ impl Jobs {
     /// is done.
     pub fn clear_before(&mut self, step: Step) -> Vec<JobId> {
         let mut dropped = Vec::new();
-        while let Some((&key, _)) = self.jobs.first_key_value().filter(|(key, _)| key.at.step < step) {
+        while let Some((&key, _)) = self.index.first_key_value().filter(|(key, _)| key.at.step < step) {
             dropped.extend(self.remove(key).map(|job| job.id));
         }
         dropped
@@ -221,25 +231,25 @@ impl Jobs {
 
     /// Drops all; returns their numbers.
     pub fn clear(&mut self) -> Vec<JobId> {
-        self.jobs.clear();
+        self.index.clear();
         self.ready.clear();
         (self.kept, self.kept_bytes) = (0, 0);
-        std::mem::take(&mut self.keys).into_keys().collect()
+        self.jobs.clear().into_iter().map(JobId).collect()
     }
 
     /// The gradient of a microbatch has come (or is not needed): backward may run.
-    pub fn ready_backward(&mut self, key: Key, gradient: Option<Payload>) {
-        if let Some(job) = self.jobs.get_mut(&key) {
+    pub fn ready_backward(&mut self, id: JobId, gradient: Option<Payload>) {
+        if let Some(job) = self.jobs.get_mut(id.0) {
             job.came_back = Some(job.attempt());
             job.state = State::Ready(Pass::Backward, gradient);
-            self.ready.insert((key.at.step, Turn::Backward, job.id));
+            self.ready.insert((job.fence.step, Turn::Backward, id), ());
         }
     }
 
     /// The gradient for a later try has come while backward of an earlier one is under way: that will answer it.
     /// Whether it is so.
-    pub fn came_back(&mut self, key: Key) -> bool {
-        let Some(job) = self.jobs.get_mut(&key) else { return false };
+    pub fn came_back(&mut self, id: JobId) -> bool {
+        let Some(job) = self.jobs.get_mut(id.0) else { return false };
         let of_earlier = job.came_back.is_some_and(|came_back| came_back < job.attempt());
         if of_earlier {
             job.came_back = Some(job.attempt());
@@ -247,17 +257,17 @@ impl Jobs {
         of_earlier
     }
 
-    /// Forward is done.
-    pub fn away(&mut self, key: Key, output: Payload, now: Time) {
-        if let Some(job) = self.jobs.get_mut(&key) {
-            job.output = Some(output);
-            job.state = State::Away(now);
-        }
+    /// Forward is done; the job, with its output.
+    pub fn away(&mut self, id: JobId, output: Payload, now: Time) -> Option<&Job> {
+        let job = self.jobs.get_mut(id.0)?;
+        job.output = Some(output);
+        job.state = State::Away(now);
+        Some(job)
     }
 
     /// Backward is done: keeps what others may ask for again, if there is room for it; whether it does.
-    pub fn keep(&mut self, key: Key, gradient: Payload) -> bool {
-        let Some(job) = self.jobs.get_mut(&key) else { return false };
+    pub fn keep(&mut self, id: JobId, gradient: Payload) -> bool {
+        let Some(job) = self.jobs.get_mut(id.0) else { return false };
         let state = std::mem::replace(&mut job.state, State::Kept(gradient));
         let bytes = job.kept_bytes();
         if self.kept_bytes + bytes > self.keep_bytes {
@@ -271,10 +281,9 @@ impl Jobs {
 
     /// The device is free again, if this was what it computed; the job, if it is still wanted, and how long it
     /// was computed.
-    pub fn done(&mut self, id: JobId, now: Time) -> Option<(Job, Span)> {
+    pub fn done(&mut self, id: JobId, now: Time) -> Option<(&Job, Span)> {
         let (_, since) = self.running.take_if(|(running, _)| *running == id)?;
-        let job = self.keys.get(&id).and_then(|key| self.jobs.get(key))?;
-        Some((job.clone(), now.since(since)))
+        Some((self.jobs.get(id.0)?, now.since(since)))
     }
 
     /// What to compute next, if the device is free.
@@ -282,8 +291,8 @@ impl Jobs {
         if self.running.is_some() {
             return None;
         }
-        let (_, _, id) = self.ready.pop_first()?;
-        let job = self.jobs.get_mut(self.keys.get(&id)?)?;
+        let ((_, _, id), ()) = self.ready.pop_first()?;
+        let job = self.jobs.get_mut(id.0)?;
         let State::Ready(pass, input) = job.state else { return None };
         job.state = State::Running(pass);
         self.running = Some((job.id, now));

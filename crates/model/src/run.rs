@@ -3,6 +3,7 @@
 mod file;
 
 use std::ops::Range;
+use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,9 @@ pub struct Run {
     pub name: String,
     /// Seed of everything random: weights, order of samples, dropout.
     pub seed: u64,
+    /// The weights to begin with; without this they are drawn from the seed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initial: Option<InitialConfig>,
     /// The model.
     pub model: ModelConfig,
     /// What it is trained on.
@@ -38,6 +42,17 @@ pub struct Run {
     pub checkpoint: CheckpointConfig,
     /// How peers that train it together agree.
     pub swarm: SwarmConfig,
+}
+
+/// The `[initial]` section: the weights that training begins with.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct InitialConfig {
+    /// A folder that Hugging Face's transformers wrote, a run's folder, or one of its checkpoints. The model is the one there.
+    pub path: PathBuf,
+    /// The hash that the weights must have; filled in when the run is opened.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub weights: String,
 }
 
 /// The `[train]` section: how long, and in what pieces.
@@ -242,6 +257,7 @@ impl Run {
             optimiser,
             batch: self.train.batch,
             emulated: self.train.device.is_emulated(),
+            initial: self.initial.as_ref().map(|initial| initial.weights.clone()),
         }
     }
 }
@@ -270,6 +286,9 @@ pub struct Definition {
     /// Whether nothing is computed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub emulated: bool,
+    /// The hash of the weights that it begins with, if they are not drawn from the seed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initial: Option<String>,
 }
 
 impl Definition {

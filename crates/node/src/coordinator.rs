@@ -214,7 +214,16 @@ impl Coordinator {
 
     /// Coordinates until the run is over.
     pub async fn run(mut self) -> Result<(), CoordinatorError> {
-        while !self.machine.is_finished() {
+        let mut is_tried = false;
+        loop {
+            if self.machine.is_finished() && !is_tried {
+                // What came of it all is tried on all that is held out.
+                is_tried = true;
+                self.begin_trying(0)?;
+            }
+            if self.machine.is_finished() && !self.trying.is_under_way() {
+                return self.finish().await;
+            }
             let wake = self.next_wake();
             tokio::select! {
                 biased;
@@ -227,7 +236,6 @@ impl Coordinator {
                 self.look();
             }
         }
-        self.finish().await
     }
 
     fn next_wake(&self) -> Instant {
@@ -345,7 +353,11 @@ impl Coordinator {
                 self.disk.keep(from, of, Part { head, file: body.to_vec() });
             }
             Post::WhoHolds(stage) if is_worker => {
-                let holders = self.holders(from, stage);
+                // What crosses sites is dear.
+                let (site, asker) = guest.map(|guest| (guest.site, guest.number)).unwrap_or_default();
+                let mut holders = self.holders(stage, Some(&site));
+                holders.retain(|&number| number != asker);
+                holders.truncate(MOST_HOLDERS);
                 self.write(from, Post::Holders(stage, holders), Vec::new());
             }
             Post::Fetch(of, parameters) if is_worker => self.disk.fetch(from, of, parameters),
@@ -356,8 +368,10 @@ impl Coordinator {
                 self.say(format!("{} has no copy of a checkpoint: {why}", from.short()))?;
             }
             Post::Hashes(of, hashes) if self.holds(from, of.stage) => self.on_hashes(from, of, hashes)?,
-            Post::Tried(trial, loss) if is_worker => self.on_tried(&trial, Some(loss))?,
-            Post::NotTried(trial) if guest.is_some() => self.on_tried(&trial, None)?,
+            Post::Tried(trial, loss) if let Some(guest) = &guest => {
+                self.on_tried(guest.number, &trial, Some(loss))?
+            }
+            Post::NotTried(trial) if let Some(guest) = &guest => self.on_tried(guest.number, &trial, None)?,
             // An operator has shown its ticket, or it would not be connected; members give no orders.
             Post::Order(order) if guest.is_none() => {
                 self.tell(Input::Operator(order))?;
@@ -376,20 +390,18 @@ impl Coordinator {
         workers.iter().any(|worker| Some(Address::Worker(worker.peer)) == peer && worker.stage == Some(stage))
     }
 
-    /// Who else has the state of a stage: in the asker's site if anybody there has, for what crosses sites is dear.
-    fn holders(&self, asker: PublicKey, stage: StageId) -> Vec<u32> {
-        let site = |number: u32| self.registry.by_number(number).map(|(_, guest)| guest.site);
-        let (mine, asker) = match self.registry.get(asker) {
-            Some(guest) => (Some(guest.site), guest.number),
-            None => return Vec::new(),
-        };
+    /// Who counts in a stage: those in this site, if there are any and one is named, or all.
+    fn holders(&self, stage: StageId, site: Option<&str>) -> Vec<u32> {
         let workers = self.machine.overview().workers.into_iter();
         let holds = workers.filter(|worker| worker.active && worker.stage == Some(stage));
-        let all: Vec<u32> = holds.map(|worker| worker.peer.0).filter(|&number| number != asker).collect();
-        let near: Vec<u32> = all.iter().copied().filter(|&number| site(number) == mine).collect();
-        let mut holders = if near.is_empty() { all } else { near };
-        holders.truncate(MOST_HOLDERS);
-        holders
+        let all: Vec<u32> = holds.map(|worker| worker.peer.0).collect();
+        let is_near = |number: &u32| site.is_some() && self.site_of(*number).as_deref() == site;
+        let near: Vec<u32> = all.iter().copied().filter(is_near).collect();
+        if near.is_empty() { all } else { near }
+    }
+
+    fn site_of(&self, number: u32) -> Option<String> {
+        self.registry.by_number(number).map(|(_, guest)| guest.site)
     }
 
     fn tell(&mut self, input: Input) -> Result<(), CoordinatorError> {

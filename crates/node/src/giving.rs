@@ -10,10 +10,14 @@ use starling_swarm::worker::io::StateOf;
 
 use crate::parcel::{Parcel, ParcelId};
 
-/// Parcels at a time; what a third would replace is asked for anew by whoever still wants it.
-const MOST_PARCELS: usize = 2;
+/// States at a time: each takes as much memory as the state itself. Whoever asks for another waits.
+const MOST_STATES: usize = 2;
+/// Parcels of updates at a time; they share the memory of the updates that are kept anyway.
+const MOST_UPDATES: usize = 16;
 /// A parcel that nobody has asked for so long is of no use any more.
 const UNUSED: Duration = Duration::from_secs(30);
+/// And one that was asked for within this time is being taken.
+const IN_USE: Duration = Duration::from_secs(10);
 /// Chunks that wait for their parcel to be read, at the most.
 const MOST_WAITING: usize = 1024;
 
@@ -21,7 +25,7 @@ const MOST_WAITING: usize = 1024;
 #[derive(Default)]
 pub struct Giving {
     parcels: BTreeMap<ParcelId, Given>,
-    /// What each joiner was told of last.
+    /// What each joiner asked for last.
     told: BTreeMap<PeerId, Told>,
     /// Who waits for chunks of states that are being read.
     waiting: Vec<Wanted>,
@@ -37,7 +41,27 @@ struct Told {
     wanted: Step,
     /// What it said it had.
     have: Option<Step>,
-    parcel: Option<ParcelId>,
+    answer: Answer,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Answer {
+    None,
+    /// It is being read.
+    Reading,
+    /// It was told of this.
+    Parcel(ParcelId),
+}
+
+/// What is to be done for a joiner that asks.
+#[derive(Debug, PartialEq)]
+pub enum Next {
+    /// Read what it needs.
+    Read,
+    /// Tell it of this.
+    Tell(Arc<Parcel>),
+    /// Nothing: it is being read, or too much is given already. It asks again.
+    Wait,
 }
 
 /// A chunk that somebody asks for.
@@ -56,32 +80,62 @@ pub struct Wanted {
 impl Giving {
     /// A joiner asks for a state of this version or later, and says what it has.
     pub fn note(&mut self, joiner: PeerId, wanted: Step, have: Option<Step>) {
-        let told = self.told.entry(joiner).or_insert(Told { wanted, have, parcel: None });
+        let told = self.told.entry(joiner).or_insert(Told { wanted, have, answer: Answer::None });
         if told.have != have {
-            told.parcel = None;
+            told.answer = Answer::None;
         }
         (told.wanted, told.have) = (wanted, have);
     }
 
-    /// What a joiner is being given already, if that is still good for it.
-    pub fn again(&self, joiner: PeerId) -> Option<Arc<Parcel>> {
-        let told = self.told.get(&joiner)?;
-        let parcel = &self.parcels.get(&told.parcel?)?.parcel;
-        (parcel.outline.of.version >= told.wanted).then(|| parcel.clone())
+    /// What to do for a joiner now, if our state is this one.
+    pub fn next(&mut self, joiner: PeerId, ours: StateOf, now: Instant) -> Next {
+        let Some(told) = self.told.get_mut(&joiner) else { return Next::Read };
+        let of_now = |given: &&Given| {
+            let of = given.parcel.outline.of;
+            (of.stage, of.epoch) == (ours.stage, ours.epoch) && of.version >= told.wanted
+        };
+        match told.answer {
+            Answer::Reading => return Next::Wait,
+            Answer::Parcel(id) => {
+                if let Some(given) = self.parcels.get(&id).filter(of_now) {
+                    return Next::Tell(given.parcel.clone());
+                }
+            }
+            Answer::None => {}
+        }
+        if told.have.is_none() {
+            let states = self.parcels.iter().filter(|(_, given)| given.parcel.outline.is_state());
+            if let Some((&id, given)) = states.clone().find(|(_, given)| given.parcel.outline.of == ours) {
+                told.answer = Answer::Parcel(id);
+                return Next::Tell(given.parcel.clone());
+            }
+            if states.filter(|(_, given)| given.asked + IN_USE > now).count() >= MOST_STATES {
+                return Next::Wait;
+            }
+        }
+        told.answer = Answer::Reading;
+        Next::Read
+    }
+
+    /// Nothing could be read for a joiner.
+    pub fn failed(&mut self, joiner: PeerId) {
+        self.told.remove(&joiner);
     }
 
     /// A parcel was read, for this joiner if for any.
     pub fn keep(&mut self, parcel: Arc<Parcel>, joiner: Option<PeerId>, now: Instant) {
-        let id = parcel.outline.id();
+        let (id, is_state) = (parcel.outline.id(), parcel.outline.is_state());
         self.parcels.insert(id, Given { parcel, asked: now });
-        while self.parcels.len() > MOST_PARCELS {
-            let oldest =
-                self.parcels.iter().filter(|(of, _)| **of != id).min_by_key(|(_, given)| given.asked);
-            let Some((&oldest, _)) = oldest else { break };
+        let most = if is_state { MOST_STATES } else { MOST_UPDATES };
+        let alike = self.parcels.iter().filter(|(_, given)| given.parcel.outline.is_state() == is_state);
+        if alike.clone().count() > most
+            && let Some((&oldest, _)) =
+                alike.filter(|(of, _)| **of != id).min_by_key(|(_, given)| given.asked)
+        {
             self.parcels.remove(&oldest);
         }
         if let Some(told) = joiner.and_then(|joiner| self.told.get_mut(&joiner)) {
-            told.parcel = Some(id);
+            told.answer = Answer::Parcel(id);
         }
     }
 
@@ -90,6 +144,11 @@ impl Giving {
         let given = self.parcels.get_mut(&wanted.id)?;
         given.asked = now;
         given.parcel.chunks.get(wanted.chunk as usize).cloned()
+    }
+
+    /// Whether this state was read already.
+    pub fn has_state(&self, of: StateOf) -> bool {
+        self.parcels.values().any(|given| given.parcel.outline.is_state() && given.parcel.outline.of == of)
     }
 
     /// A chunk of a state that is not read yet waits for that; whether it is the first that does.
@@ -115,49 +174,73 @@ impl Giving {
     pub fn tidy(&mut self, now: Instant) {
         self.parcels.retain(|_, given| given.asked + UNUSED > now);
         let parcels = &self.parcels;
-        self.told.retain(|_, told| told.parcel.is_none_or(|id| parcels.contains_key(&id)));
+        let is_current = |told: &Told| match told.answer {
+            Answer::Parcel(id) => parcels.contains_key(&id),
+            Answer::Reading => true,
+            Answer::None => false,
+        };
+        self.told.retain(|_, told| is_current(told));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use starling_swarm::ids::Epoch;
+
     use super::*;
     use crate::parcel::tests::parcel;
 
     const JOINER: PeerId = PeerId(4);
 
-    #[test]
-    fn who_asks_again_while_it_is_given_something_is_told_of_the_same() {
-        let (now, parcel) = (Instant::now(), Arc::new(parcel(8, 100)));
-        let mut giving = Giving::default();
-        giving.note(JOINER, Step(7), None);
-        assert!(giving.again(JOINER).is_none());
-        giving.keep(parcel.clone(), Some(JOINER), now);
-        giving.note(JOINER, Step(7), None);
-        assert_eq!(giving.again(JOINER), Some(parcel.clone()));
-        giving.note(JOINER, Step(9), None);
-        assert!(giving.again(JOINER).is_none(), "that would be too old for it");
-        giving.note(JOINER, Step(8), Some(Step(8)));
-        assert!(giving.again(JOINER).is_none(), "it has that");
-        giving.tidy(now + UNUSED);
-        let wanted = Wanted { by: 4, of: parcel.outline.of, id: parcel.outline.id(), chunk: 0 };
-        assert!(giving.chunk(wanted, now).is_none(), "nobody asked for it for long");
+    fn wanted(parcel: &Parcel) -> Wanted {
+        Wanted { by: 4, of: parcel.outline.of, id: parcel.outline.id(), chunk: 1 }
     }
 
     #[test]
-    fn the_parcel_that_was_asked_for_longest_ago_makes_room() {
+    fn who_asks_again_is_told_of_what_it_is_given_and_of_nothing_that_it_cannot_use() {
+        let (now, parcel) = (Instant::now(), Arc::new(parcel(8, 100)));
+        let ours = StateOf { version: Step(9), ..parcel.outline.of };
+        let mut giving = Giving::default();
+        giving.note(JOINER, Step(7), None);
+        assert_eq!(giving.next(JOINER, parcel.outline.of, now), Next::Read);
+        giving.note(JOINER, Step(7), None);
+        assert_eq!(giving.next(JOINER, ours, now), Next::Wait, "it is being read");
+        giving.keep(parcel.clone(), Some(JOINER), now);
+        giving.note(JOINER, Step(7), None);
+        assert_eq!(giving.next(JOINER, ours, now), Next::Tell(parcel.clone()));
+        let other = StateOf { epoch: Epoch(2), ..ours };
+        assert_eq!(giving.next(JOINER, other, now), Next::Read, "the run went back");
+        giving.failed(JOINER);
+        giving.note(JOINER, Step(9), None);
+        assert_eq!(giving.next(JOINER, ours, now), Next::Read, "what is here would be too old for it");
+        let second = PeerId(5);
+        giving.note(second, Step(8), None);
+        assert_eq!(
+            giving.next(second, parcel.outline.of, now),
+            Next::Tell(parcel.clone()),
+            "it was read before"
+        );
+        giving.note(second, Step(8), Some(Step(8)));
+        assert_eq!(giving.next(second, ours, now), Next::Read, "it has that");
+        giving.tidy(now + UNUSED);
+        assert!(giving.chunk(wanted(&parcel), now).is_none(), "nobody asked for it for long");
+    }
+
+    #[test]
+    fn a_third_state_waits_until_one_is_not_taken_any_more() {
         let now = Instant::now();
         let mut giving = Giving::default();
         let parcels: Vec<Arc<Parcel>> = (1..=3).map(|version| Arc::new(parcel(version, 100))).collect();
-        let wanted =
-            |parcel: &Parcel| Wanted { by: 4, of: parcel.outline.of, id: parcel.outline.id(), chunk: 1 };
-        giving.keep(parcels[0].clone(), None, now);
-        giving.keep(parcels[1].clone(), None, now);
-        let later = now + Duration::from_secs(1);
+        for parcel in &parcels[..2] {
+            giving.keep(parcel.clone(), None, now);
+        }
+        giving.note(JOINER, Step(3), None);
+        assert_eq!(giving.next(JOINER, parcels[2].outline.of, now), Next::Wait);
+        let later = now + IN_USE;
         assert_eq!(giving.chunk(wanted(&parcels[0]), later), Some(parcels[0].chunks[1].clone()));
-        giving.keep(parcels[2].clone(), None, later);
-        let has = |giving: &mut Giving, parcel: &Parcel| giving.chunk(wanted(parcel), later).is_some();
-        assert_eq!([0, 1, 2].map(|of| has(&mut giving, &parcels[of])), [true, false, true]);
+        assert_eq!(giving.next(JOINER, parcels[2].outline.of, later), Next::Read);
+        giving.keep(parcels[2].clone(), Some(JOINER), later);
+        assert_eq!([0, 1, 2].map(|of| giving.has_state(parcels[of].outline.of)), [true, false, true]);
         assert!(giving.wait(wanted(&parcels[1])) && !giving.wait(wanted(&parcels[1])));
         assert_eq!(giving.waited(parcels[1].outline.of).len(), 2);
         assert_eq!(giving.waited(parcels[1].outline.of).len(), 0);

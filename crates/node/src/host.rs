@@ -75,6 +75,8 @@ pub enum Done {
     Contribution(Option<(Envelope, Vec<Sum>)>),
     /// Tell a joiner of this, and give it what it asks for of it.
     Give(PeerId, Fence, Arc<Parcel>),
+    /// Nothing could be read for this joiner.
+    NotGiven(PeerId),
     /// This state was read, or is not here.
     Read(StateOf, Option<Arc<Parcel>>),
     /// Held-out text was computed in the stage of this number: pass it on to the next, or tell the loss.
@@ -113,6 +115,8 @@ pub struct Host {
     lots: Lots,
     keep: Keep,
     hash_every: u64,
+    /// Whether the first weights are a checkpoint's, and not drawn from the seed.
+    is_given: bool,
     merges: bool,
     sabotage: Option<Sabotage>,
     /// The weights of the version before, if they are misused on purpose.
@@ -158,6 +162,7 @@ impl Host {
             lots,
             keep,
             hash_every: 0,
+            is_given: false,
             merges: false,
             sabotage: None,
             old_weights: Vec::new(),
@@ -178,6 +183,11 @@ impl Host {
     /// From now on it tells the hashes of the weights after every so many steps; 0: never.
     pub fn hash_every(&mut self, steps: u64) {
         self.hash_every = steps;
+    }
+
+    /// From now on the first weights are those of the checkpoint of step 0, and not drawn from the seed.
+    pub fn begin_at_checkpoint(&mut self) {
+        self.is_given = true;
     }
 
     /// From now on sealed lots are merged whatever their places in the tree: only sums over all of them are wanted.
@@ -205,8 +215,9 @@ impl Host {
         match task {
             Task::Machine(command) => self.carry_out(command, done),
             Task::Read(of) => {
-                let parcel = if self.holding == Some(of) { Some(self.read_state(of)) } else { None };
-                done.push(Done::Read(of, parcel.transpose()?.map(Arc::new)));
+                let is_here = self.holding == Some(of) && self.has_room();
+                let parcel = if is_here { self.read_state(of).ok() } else { None };
+                done.push(Done::Read(of, parcel.map(Arc::new)));
                 Ok(())
             }
             Task::Infer(trial, stage, tensor) => {
@@ -235,12 +246,14 @@ impl Host {
             Command::Load { of, .. } | Command::CatchUp { of, .. } => Some(*of),
             _ => None,
         };
+        let gives = if let Command::SendState { to, .. } = &command { Some(*to) } else { None };
         let contributes = matches!(command, Command::Contribute(_));
         let settles = if let Command::Settle(no, round, _) = &command { Some((*no, *round)) } else { None };
         let result = self.try_to(command, done);
         if result.is_err() {
             done.extend(contributes.then_some(Done::Contribution(None)));
             done.extend(job.map(|job| Done::Tell(Input::Failed(job))));
+            done.extend(gives.map(Done::NotGiven));
             done.extend(loads.map(|of| Done::Tell(Input::LoadFailed(of))));
             done.extend(settles.map(|(no, round)| Done::Tell(Input::SettleFailed(no, round))));
         }
@@ -352,7 +365,7 @@ impl Host {
                     true => None,
                     false => Some(serde_json::from_slice(&commit.constants).map_err(|_| HostError::Kind)?),
                 };
-                self.remember(&commit)?;
+                self.remember(&commit);
                 let stage = self.stage.as_mut().ok_or(HostError::Gone)?;
                 if self.sabotage == Some(Sabotage::Stale) {
                     self.old_weights = stage.read(version, State::Weights, 0..stage.layout().len())?;
@@ -360,19 +373,21 @@ impl Host {
                 stage.apply(&stage::Commit { step, version, update })?;
                 self.now_holds(of, false, done);
                 done.push(Done::Tell(Input::Applied(of)));
-                if self.hash_every > 0 && of.version.0.is_multiple_of(self.hash_every) {
-                    done.push(Done::Hashed(of, self.held()?.weight_hashes()));
-                }
+                self.tell_hashes(of, done)?;
             }
             Command::Load { of, from } => {
                 self.load(of, from)?;
                 self.now_holds(of, true, done);
                 done.push(Done::Tell(Input::Loaded(of)));
+                if matches!(from, LoadFrom::Donor(_)) {
+                    self.tell_hashes(of, done)?;
+                }
             }
             Command::CatchUp { of, payload, .. } => {
                 self.catch_up(of, payload)?;
                 self.now_holds(of, true, done);
                 done.push(Done::Tell(Input::Loaded(of)));
+                self.tell_hashes(of, done)?;
             }
             Command::SendState { to, fence, stage, have } => {
                 let of = StateOf { stage, epoch: fence.epoch, version: fence.step };
@@ -484,6 +499,14 @@ impl Host {
         Ok(())
     }
 
+    /// The hashes of the weights, if they are wanted of this version.
+    fn tell_hashes(&mut self, of: StateOf, done: &mut Vec<Done>) -> Result<(), HostError> {
+        if self.hash_every > 0 && of.version.0 > 0 && of.version.0.is_multiple_of(self.hash_every) {
+            done.push(Done::Hashed(of, self.held()?.weight_hashes()));
+        }
+        Ok(())
+    }
+
     fn infer(&mut self, trial: &Trial, stage: u16, tensor: &Tensor) -> Result<Inferred, HostError> {
         let Tensor::Activation(input, meta) = tensor else { return Err(HostError::Kind) };
         if self.holding != Some(trial.state(stage)) {
@@ -566,8 +589,8 @@ impl Host {
     fn load(&mut self, of: StateOf, from: LoadFrom) -> Result<(), HostError> {
         let mut stage = (self.build)(of.stage)?;
         match from {
-            LoadFrom::Seed => {}
-            LoadFrom::Checkpoint => {
+            LoadFrom::Seed if !self.is_given => {}
+            LoadFrom::Seed | LoadFrom::Checkpoint => {
                 let names = stage.layout().entries().iter().map(|(parameter, _)| parameter.name.clone());
                 let file = (self.fetch)(of, names.collect()).ok_or(HostError::Gone)?;
                 Part::restore(&file, &mut *stage, of.version.0)?;

@@ -61,13 +61,18 @@ pub struct Parcel {
 impl Outline {
     /// The parcel's name.
     pub fn id(&self) -> ParcelId {
-        let mut hasher = blake3::Hasher::new();
-        let StateOf { stage, epoch, version } = self.of;
-        for number in [u64::from(stage.0), epoch.0, version.0].iter().chain(&self.vectors) {
-            hasher.update(&number.to_le_bytes());
-        }
-        hasher.update(self.hashes.as_flattened());
-        *hasher.finalize().as_bytes()
+        let text = postcard::to_stdvec(self).unwrap_or_default();
+        *blake3::hash(&text).as_bytes()
+    }
+
+    /// Whether it is a whole state.
+    pub fn is_state(&self) -> bool {
+        self.contents == Contents::State
+    }
+
+    /// Bytes of every chunk.
+    pub fn chunk_lengths(&self) -> impl Iterator<Item = usize> {
+        places(&self.vectors).map(|(_, range)| (range.end - range.start) as usize)
     }
 
     /// The version onto which it is put; none if it is a whole state.

@@ -55,8 +55,8 @@ pub enum Post {
     WhoHolds(StageId),
     /// Coordinator → worker: these have, in your site if there are any.
     Holders(StageId, Vec<u32>),
-    /// Worker → worker: this chunk of that parcel, which holds this state, please.
-    Want(StateOf, ParcelId, u32),
+    /// Worker → worker: this chunk of that parcel, which makes this state, please; and whether it is the whole state.
+    Want(StateOf, ParcelId, u32, bool),
     /// Worker → worker: it is the body.
     Chunk(ParcelId, u32),
     /// Worker → worker: I do not have that parcel.

@@ -1,7 +1,8 @@
 //! A parcel on its way to us: from the worker that told of it, and from others that have the same.
 //!
 //! Pure: it says what to ask whom, and is told what came. A chunk that does not come is asked for again, of whoever has
-//! room; one that is not what the outline says is thrown away, and so is who sent it.
+//! room; one that is not what the outline says is thrown away, and so is who sent it. Without the worker that told of it there
+//! is nothing to take: it has to tell of something anew.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -25,6 +26,7 @@ pub struct Taking {
     first: u32,
     outline: Outline,
     id: ParcelId,
+    lengths: Vec<usize>,
     chunks: Vec<Option<Bytes>>,
     sources: BTreeMap<u32, Source>,
     /// How many chunks came from whom.
@@ -66,7 +68,8 @@ impl Taking {
             None => (vec![None; outline.hashes.len()], BTreeMap::new(), BTreeMap::new()),
         };
         sources.entry(first).or_insert_with(|| Source::new(now));
-        Taking { envelope, first, outline, id, chunks, sources, came }
+        let lengths = outline.chunk_lengths().collect();
+        Taking { envelope, first, outline, id, lengths, chunks, sources, came }
     }
 
     /// The parcel's name.
@@ -91,12 +94,15 @@ impl Taking {
         }
     }
 
-    /// This one does not have it. The one that told of it may have it again.
-    pub fn refused(&mut self, by: u32) {
-        match self.sources.get_mut(&by) {
-            Some(source) if by == self.first => source.asked.clear(),
-            _ => drop(self.sources.remove(&by)),
-        }
+    /// This one does not have it. Whether there is any use in going on.
+    pub fn refused(&mut self, by: u32) -> bool {
+        self.sources.remove(&by);
+        by != self.first
+    }
+
+    /// Who told of it.
+    pub fn first(&self) -> u32 {
+        self.first
     }
 
     /// When something is to be asked again, whatever comes.
@@ -154,11 +160,12 @@ impl Taking {
         let Some(source) = self.sources.get_mut(&from) else { return Came::More };
         (source.heard, source.strikes) = (now, 0);
         source.asked.retain(|&asked| asked != chunk);
-        let Some(slot) = self.chunks.get_mut(chunk as usize) else { return Came::Forged };
-        if self.outline.hashes[chunk as usize] != *blake3::hash(&bytes).as_bytes() {
-            if from != self.first {
-                self.sources.remove(&from);
-            }
+        let Some(slot) = self.chunks.get_mut(chunk as usize) else { return Came::More };
+        let number = chunk as usize;
+        if self.lengths[number] != bytes.len()
+            || self.outline.hashes[number] != *blake3::hash(&bytes).as_bytes()
+        {
+            self.sources.remove(&from);
             return Came::Forged;
         }
         if slot.replace(bytes).is_none() {
@@ -280,8 +287,8 @@ mod tests {
         }
         let requests = taking.requests(now);
         assert_eq!(requests, [(DONOR, 0), (DONOR, 1)], "the one that told of it is asked for ever");
-        taking.refused(DONOR);
-        assert_eq!(taking.requests(now).len(), 2, "it may have it again");
-        assert_eq!(taking.receive(DONOR, 99, Bytes::new(), now), Came::Forged);
+        assert_eq!(taking.receive(DONOR, 99, Bytes::new(), now), Came::More);
+        assert!(!taking.refused(DONOR), "without it there is nothing to take");
+        assert_eq!(taking.requests(now), []);
     }
 }

@@ -22,7 +22,7 @@ use tokio::sync::{Notify, mpsc};
 use crate::charter::Charter;
 use crate::compute::Compute;
 use crate::events::{EventLog, LogError, Note};
-use crate::giving::Giving;
+use crate::giving::{Giving, Next};
 use crate::host::{Done, Fetch, Host, Task};
 use crate::member::{Arrived, Member, new_life};
 use crate::post::Post;
@@ -61,6 +61,9 @@ pub struct Worker {
     taking: Option<Taking>,
     /// Bytes of the largest state.
     state_bytes: u64,
+    /// Rows of a microbatch, at the most; and microbatches of held-out text that are being computed.
+    most_rows: usize,
+    trials: usize,
     /// The hashes of the last versions' weights, and whether the coordinator has noted them.
     hashes: BTreeMap<StateOf, (BTreeMap<String, [u8; 32]>, bool)>,
     start: Instant,
@@ -106,6 +109,9 @@ impl Worker {
         let mut host = Host::new(me, build, fetch_by(sender), lots, keep);
         host.hash_every(charter.run.train.hash_every);
         host.sabotage(sabotage);
+        if charter.run.initial.is_some() {
+            host.begin_at_checkpoint();
+        }
         if charter.spec.reduce == Reduce::Fast {
             host.merge_all();
         }
@@ -129,6 +135,8 @@ impl Worker {
             giving: Giving::default(),
             taking: None,
             state_bytes: charter.spec.state_bytes,
+            most_rows: charter.run.train.microbatch as usize,
+            trials: 0,
             hashes: BTreeMap::new(),
             start,
             notice,
@@ -241,6 +249,7 @@ impl Worker {
                 }
                 Done::Give(to, fence, parcel) => self.give(to, fence, parcel),
                 Done::Inferred(trial, stage, inferred) => self.on_inferred(trial, stage, inferred),
+                Done::NotGiven(to) => self.giving.failed(to),
                 Done::Read(of, parcel) => self.on_read(of, parcel),
                 Done::Save(of, part) => {
                     self.member.tell_coordinator(Post::Keep(of, part.head), vec![part.file.into()]);
@@ -286,8 +295,16 @@ impl Worker {
                     self.contributions.retain(|earlier| earlier.part != part && earlier.stamp == stamp);
                     self.contributions.push_back(contribute);
                 }
-                Command::SendState { to, fence, .. } if let Some(parcel) = self.giving.again(to) => {
-                    self.tell_of(to, fence, &parcel);
+                Command::SendState { to, fence, stage, have } => {
+                    let ours = StateOf { stage, epoch: fence.epoch, version: fence.step };
+                    match self.giving.next(to, ours, Instant::now()) {
+                        Next::Read => {
+                            let command = Command::SendState { to, fence, stage, have };
+                            self.compute.carry_out(Task::Machine(command), self.member.clock());
+                        }
+                        Next::Tell(parcel) => self.tell_of(to, fence, &parcel),
+                        Next::Wait => {}
+                    }
                 }
                 command => {
                     match command {
@@ -300,6 +317,7 @@ impl Worker {
             }
         }
         self.read_contributions();
+        self.take_no_more();
     }
 
     /// Has our next sums read for those who have taken the ones before.

@@ -257,7 +257,8 @@ impl Swarm {
                         let until = Step(self.coordinator.journal().step.0 + takes);
                         self.on_the_way.push((until, envelope, Some(Arc::new(Tensor::Parcel(parcel)))));
                     }
-                    Done::Contribution(None) | Done::Hashed(..) | Done::Note(_) | Done::Read(..) => {}
+                    Done::Contribution(None) | Done::Hashed(..) | Done::Note(_) => {}
+                    Done::Read(..) | Done::Inferred(..) | Done::NotGiven(_) => {}
                     Done::Save(of, part) => {
                         self.checkpoints.lock().unwrap().insert((of.stage, of.version), part.file);
                         inputs.push_back(worker::Input::Saved(of));

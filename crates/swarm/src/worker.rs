@@ -140,6 +140,7 @@ impl Worker {
             Input::Applied(of) => self.on_applied(of, now, out),
             Input::Loaded(of) => self.on_loaded(of, now, out),
             Input::LoadFailed(of) => self.on_load_failed(of),
+            Input::StateGone(donor) => self.on_state_gone(donor, now),
             Input::Saved(of) => self.on_saved(of, out),
             Input::Notice => {
                 self.leaving = true;

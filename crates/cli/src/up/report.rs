@@ -19,8 +19,11 @@ pub fn write(hosted: &Hosted, deaths: u32, compare: u64, interrupt: &Interrupt) 
     let (beside, is_same) = one_process(hosted, &mut session, compare, interrupt)?;
     let newest = folder.checkpoints_newest_first()?.into_iter().next().context("there is no checkpoint")?;
     session.restore(&Checkpoint::open(&newest)?)?;
-    if let Some((loss, bits_per_byte)) = session.held_out(0)? {
-        let step = session.reference.steps_done();
+    let step = session.reference.steps_done();
+    let is_tried =
+        |line: &events::Line| matches!(line.event, Event::Evaluated { step: of, .. } if of == step);
+    let tried = events::read(&folder.events())?.lines.iter().any(is_tried);
+    if !tried && let Some((loss, bits_per_byte)) = session.held_out(0)? {
         let event = Event::Evaluated { step, loss: loss.mean(), tokens: loss.tokens, bits_per_byte };
         EventLog::open(&folder.events())?.append(event)?;
     }

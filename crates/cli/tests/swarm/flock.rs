@@ -200,8 +200,8 @@ impl Flock {
         self.coordinate("run serve run");
     }
 
-    /// Pauses the run, waits until it is safe, ends every process, and begins again with other settings and nobody there.
-    pub fn begin_again(&mut self, settings: &str, peers: usize) {
+    /// Pauses the run, and waits until it rests and is safe.
+    pub fn pause(&self) {
         self.place.good("run pause run");
         let until = Instant::now() + PATIENCE;
         loop {
@@ -213,6 +213,11 @@ impl Flock {
             assert!(Instant::now() < until, "it does not come to rest; {}", self.state());
             std::thread::sleep(Duration::from_millis(50));
         }
+    }
+
+    /// Pauses the run, ends every process, and begins again with other settings and nobody there.
+    pub fn begin_again(&mut self, settings: &str, peers: usize) {
+        self.pause();
         self.end_all();
         self.peers.clear();
         self.coordinate(&format!("run new flock.toml --out run --resume {settings} --peers {peers}"));

@@ -48,7 +48,10 @@ impl Coordinator {
             loss: self.last_loss,
             tokens_per_s: if span > 0.0 { tokens as f64 / span } else { 0.0 },
             steps_per_s: if span > 0.0 { (self.recent.len() - 1) as f64 / span } else { 0.0 },
-            waits_for: self.trying.why_waiting().unwrap_or_else(|| self.machine.why_waiting()),
+            waits_for: match self.trying.progress() {
+                Some(progress) => format!("{progress}; {}", self.machine.why_waiting()),
+                None => self.machine.why_waiting(),
+            },
             held_out: self.trying.loss,
             paused: book.paused,
             finished: self.machine.is_finished(),

@@ -40,14 +40,16 @@ impl Trying {
         self.evaluation.as_ref()?.next_wake()
     }
 
-    /// What the run waits for, if it is this.
-    pub fn why_waiting(&self) -> Option<String> {
+    /// Whether something is being tried.
+    pub fn is_under_way(&self) -> bool {
+        self.evaluation.is_some()
+    }
+
+    /// How far that is.
+    pub fn progress(&self) -> Option<String> {
         let evaluation = self.evaluation.as_ref()?;
         let (done, all) = evaluation.progress();
-        Some(format!(
-            "held-out text: {done} of {all} microbatches are tried with the weights of {}",
-            evaluation.of.1
-        ))
+        Some(format!("held-out text with the weights of {}: {done} of {all} microbatches", evaluation.of.1))
     }
 }
 
@@ -59,93 +61,110 @@ impl Coordinator {
         step: Step,
         constants: Option<Vec<u8>>,
     ) -> Result<(), CoordinatorError> {
-        let run = &self.charter.run;
-        let (every, most) = (run.evaluate.every, run.evaluate.windows);
-        let of = (self.machine.journal().epoch, step);
-        let windows = if most == 0 { self.trying.windows } else { most.min(self.trying.windows) };
-        let due = every > 0 && step.0 > 0 && step.0.is_multiple_of(every) && self.trying.last != Some(of);
-        if !due || windows == 0 || run.train.device.is_emulated() {
-            self.trying.evaluation = None;
+        let every = self.charter.run.evaluate.every;
+        if every == 0 || step.0 == 0 || !step.0.is_multiple_of(every) {
             return self.tell(Input::Concluded(number, constants));
         }
-        if self.trying.evaluation.as_ref().is_none_or(|evaluation| evaluation.of != of) {
-            self.trying.evaluation = Some(Evaluation::new(of, windows, run.train.microbatch));
-        }
         self.trying.held_back = Some((number, constants));
+        self.begin_trying(self.charter.run.evaluate.windows)
+    }
+
+    /// The open version is tried on so many windows at the most (0: all), unless it was before.
+    pub(super) fn begin_trying(&mut self, most: u64) -> Result<(), CoordinatorError> {
+        let (run, book) = (&self.charter.run, self.machine.journal());
+        let of = (book.epoch, book.step);
+        let windows = if most == 0 { self.trying.windows } else { most.min(self.trying.windows) };
+        if windows == 0 || self.trying.last == Some(of) || run.train.device.is_emulated() {
+            return self.go_on();
+        }
+        if self.trying.evaluation.as_ref().is_none_or(|evaluation| evaluation.of != of) {
+            self.trying.evaluation = Some(Evaluation::new(of, windows, run.train.microbatch, Instant::now()));
+        }
         self.try_on()
     }
 
     /// Goes on with what is being tried.
     pub(super) fn try_on(&mut self) -> Result<(), CoordinatorError> {
         let Some(evaluation) = &mut self.trying.evaluation else { return Ok(()) };
-        let book = self.machine.journal();
+        let (book, now) = (self.machine.journal(), Instant::now());
         if evaluation.of != (book.epoch, book.step) {
             // The run has gone back, or on without it.
             (self.trying.evaluation, self.trying.held_back) = (None, None);
             return Ok(());
         }
+        let step = evaluation.of.1.0;
         if let Some((loss, bits_per_byte)) = evaluation.outcome() {
-            let (step, mean) = (evaluation.of.1.0, loss.mean());
+            let mean = loss.mean();
             self.trying.loss = Some(mean);
             let event = Event::Evaluated { step, loss: mean, tokens: loss.tokens, bits_per_byte };
             self.log.append_at(self.clock, event)?;
             self.remember(format!("step {step}: held-out loss {mean:.4}, {bits_per_byte:.3} bits per byte"));
-            return self.tried();
+            return self.go_on();
         }
         let workers = self.machine.overview().workers.iter().filter(|worker| worker.active).count();
-        let next = evaluation.next(FOR_EACH * workers, Instant::now());
-        if evaluation.is_hopeless() {
-            let step = evaluation.of.1.0;
-            self.say(format!("step {step}: held-out text was not looked at: peers come and go too fast"))?;
-            return self.tried();
+        let due = evaluation.due(FOR_EACH * workers, now);
+        if evaluation.is_hopeless(now) {
+            let (done, all) = evaluation.progress();
+            self.say(format!(
+                "step {step}: held-out text was not looked at; only {done} of {all} microbatches came back"
+            ))?;
+            return self.go_on();
         }
-        let (epoch, version) = evaluation.of;
-        for (part, windows) in next {
-            self.trying.sent += 1;
-            if let Some((driver, route)) = self.route(self.trying.sent)
-                && let Some((key, _)) = self.registry.by_number(driver.0)
-            {
-                self.write(
-                    key,
-                    Post::Try(Trial { epoch, version, part, windows, route, bytes: 0 }),
-                    Vec::new(),
-                );
-            }
+        for (part, tries) in due {
+            self.send_trial(part, tries, now);
         }
         Ok(())
     }
 
-    /// A microbatch is back, or could not be computed.
-    pub(super) fn on_tried(&mut self, trial: &Trial, loss: Option<Loss>) -> Result<(), CoordinatorError> {
+    fn send_trial(&mut self, part: u32, tries: usize, now: Instant) {
+        self.trying.sent += 1;
+        let way = self.route(self.trying.sent, tries == 0);
+        let way = way.and_then(|(driver, route)| Some((driver, self.registry.by_number(driver)?.0, route)));
+        let Some(evaluation) = &mut self.trying.evaluation else { return };
+        match way {
+            None => evaluation.postpone(part, now),
+            Some((driver, key, route)) => {
+                if let Some(trial) = evaluation.send(part, route, driver, now) {
+                    self.write(key, Post::Try(trial), Vec::new());
+                }
+            }
+        }
+    }
+
+    /// A microbatch is back, or could not be computed, says the member of this number.
+    pub(super) fn on_tried(
+        &mut self,
+        by: u32,
+        trial: &Trial,
+        loss: Option<Loss>,
+    ) -> Result<(), CoordinatorError> {
         let Some(evaluation) = &mut self.trying.evaluation else { return Ok(()) };
         match loss {
-            Some(loss) => evaluation.tried(trial, loss, Instant::now()),
-            None => evaluation.not_tried(trial),
+            Some(loss) => evaluation.tried(trial, by, loss, Instant::now()),
+            None => evaluation.not_tried(trial, by, Instant::now()),
         }
         self.try_on()
     }
 
-    /// It is over: the step is closed.
-    fn tried(&mut self) -> Result<(), CoordinatorError> {
-        self.trying.last = self.trying.evaluation.take().map(|evaluation| evaluation.of);
+    /// Nothing is being tried any more: the step is closed.
+    fn go_on(&mut self) -> Result<(), CoordinatorError> {
+        if let Some(evaluation) = self.trying.evaluation.take() {
+            self.trying.last = Some(evaluation.of);
+        }
         match self.trying.held_back.take() {
             Some((number, constants)) => self.tell(Input::Concluded(number, constants)),
             None => Ok(()),
         }
     }
 
-    /// A driver, and a worker for every stage, in its site where there is one; others for every number.
-    fn route(&self, number: usize) -> Option<(DriverId, Vec<u32>)> {
-        let overview = self.machine.overview();
-        let site = |number: u32| self.registry.by_number(number).map(|(_, guest)| guest.site);
-        let driver = *overview.drivers.get(number % overview.drivers.len().max(1))?;
-        let (near, turn) = (site(driver.0), number / overview.drivers.len());
+    /// A driver, and a worker for every stage: near it, where there is one, or anybody; others for every number.
+    fn route(&self, number: usize, near: bool) -> Option<(u32, Vec<u32>)> {
+        let drivers = self.machine.overview().drivers;
+        let driver = drivers.get(number % drivers.len().max(1))?.0;
+        let (site, turn) = (self.site_of(driver), number / drivers.len());
         let mut route = Vec::new();
         for stage in (0..self.charter.spec.stages).map(StageId) {
-            let holds = overview.workers.iter().filter(|worker| worker.active && worker.stage == Some(stage));
-            let all: Vec<u32> = holds.map(|worker| worker.peer.0).collect();
-            let here: Vec<u32> = all.iter().copied().filter(|&worker| site(worker) == near).collect();
-            let holders = if here.is_empty() { all } else { here };
+            let holders = self.holders(stage, site.as_deref().filter(|_| near));
             route.push(*holders.get(turn % holders.len().max(1))?);
         }
         Some((driver, route))

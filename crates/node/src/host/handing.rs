@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
+use starling_model::memory;
 use starling_model::stage::{self, Reduction, Shared, Stage, State};
 use starling_swarm::ids::{Payload, Step};
 use starling_swarm::journal::Commit;
@@ -15,7 +16,7 @@ use super::{Host, HostError, VecDeque};
 use crate::parcel::{Contents, Parcel, Update};
 use crate::tensor::Tensor;
 
-/// For so many steps after a state was given, updates are kept.
+/// For so many steps after a state was given, updates are kept; of large gradients fewer fit into the bytes of a state.
 const KEPT_FOR: u64 = 16;
 
 /// The last updates, oldest first, each with its vectors: no more bytes than the state has, which is sent instead then.
@@ -31,11 +32,12 @@ impl Updates {
         self.kept.iter().flat_map(|(_, vectors)| vectors).map(|vector| vector.len() as u64).sum()
     }
 
-    /// Those from this version on, if all are here.
-    fn since(&self, version: Step) -> Option<Vec<&(Update, Vec<Bytes>)>> {
-        let since: Vec<_> = self.kept.iter().filter(|(update, _)| update.step >= version.0).collect();
-        since.first().filter(|(first, _)| first.step == version.0)?;
-        Some(since)
+    /// Those that make one version another, if all are here.
+    fn between(&self, from: Step, to: Step) -> Option<Vec<&(Update, Vec<Bytes>)>> {
+        let between: Vec<_> =
+            self.kept.iter().filter(|(update, _)| (from.0..to.0).contains(&update.step)).collect();
+        let all = from < to && between.iter().map(|(update, _)| update.step).eq(from.0..to.0);
+        all.then_some(between)
     }
 }
 
@@ -43,7 +45,7 @@ impl Host {
     /// What a joiner needs: the updates since the version that it has, or, if they are not here, everything.
     pub(super) fn hand_over(&mut self, of: StateOf, have: Option<Step>) -> Result<Parcel, HostError> {
         self.updates.given = Some(of.version);
-        match have.and_then(|have| self.updates.since(have)) {
+        match have.and_then(|have| self.updates.between(have, of.version)) {
             Some(missed) => {
                 let updates = missed.iter().map(|(update, _)| update.clone()).collect();
                 let vectors: Vec<&Bytes> = missed.iter().flat_map(|(_, vectors)| vectors).collect();
@@ -68,12 +70,24 @@ impl Host {
         })
     }
 
-    /// An update is about to be applied: keeps it for those who were given the state before it.
-    pub(super) fn remember(&mut self, commit: &Commit) -> Result<(), HostError> {
-        if self.updates.given.is_none_or(|given| commit.step.0 >= given.0 + KEPT_FOR) {
+    /// An update is about to be applied: keeps it for those who were given the state before it, if there is room.
+    pub(super) fn remember(&mut self, commit: &Commit) {
+        let wanted = self.updates.given.is_some_and(|given| commit.step.0 < given.0 + KEPT_FOR);
+        if !wanted || !self.has_room() || self.try_to_remember(commit).is_err() {
             self.updates = Updates::default();
-            return Ok(());
         }
+    }
+
+    /// Whether a copy of the state would fit into this machine's memory twice.
+    pub(super) fn has_room(&self) -> bool {
+        let state = self
+            .stage
+            .as_ref()
+            .map_or(0, |stage| (stage.layout().len() * stage.dtype().size() * (1 + stage.moments())) as u64);
+        memory::available_bytes().is_none_or(|available| available > 2 * state)
+    }
+
+    fn try_to_remember(&mut self, commit: &Commit) -> Result<(), HostError> {
         let (reducing, step) = (self.reducing, commit.step.0);
         let stage = self.held()?;
         let shared: Vec<String> = stage.shared().into_iter().map(|Shared { name, .. }| name).collect();
@@ -100,10 +114,11 @@ impl Host {
         let Contents::Updates(updates) = &parcel.outline.contents else { return Err(HostError::Kind) };
         let stage = self.stage.as_mut().ok_or(HostError::Gone)?;
         let version = stage.version();
-        if !updates.iter().map(|update| update.step).eq(version..of.version.0) {
+        if parcel.outline.of != of || !updates.iter().map(|update| update.step).eq(version..of.version.0) {
             return Err(HostError::Gone);
         }
         let commits = commits_of(parcel, updates, &**stage)?;
+        self.updates = Updates::default();
         for (commit, gradient, totals) in commits {
             self.attempts += 1;
             let reduction = Reduction { step: commit.step, attempt: self.attempts };

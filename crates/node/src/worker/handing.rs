@@ -13,7 +13,7 @@ use super::Worker;
 use crate::events::Event;
 use crate::giving::Wanted;
 use crate::host::Task;
-use crate::parcel::{Contents, Outline, Parcel};
+use crate::parcel::{Outline, Parcel};
 use crate::post::Post;
 use crate::taking::{Came, Taking};
 use crate::tensor::Tensor;
@@ -36,11 +36,16 @@ impl Worker {
 
     /// Somebody will give us this.
     fn on_outline(&mut self, envelope: Envelope, donor: u32, outline: Outline) {
-        if !outline.is_sound(self.state_bytes) || self.taking.as_ref().is_some_and(|t| t.is(donor, &outline))
-        {
+        let awaited = self.machine.awaits(PeerId(donor), outline.of, outline.onto());
+        let is_told =
+            outline.message(PeerId(donor), PeerId(self.member.number()), envelope.fence) == envelope;
+        if !awaited || !is_told || !outline.is_sound(self.state_bytes) {
             return;
         }
-        let (stage, whole) = (outline.of.stage, outline.contents == Contents::State);
+        if self.taking.as_ref().is_some_and(|taking| taking.is(donor, &outline)) {
+            return;
+        }
+        let (stage, whole) = (outline.of.stage, outline.is_state());
         self.taking = Some(Taking::new(envelope, donor, outline, self.taking.take(), Instant::now()));
         if whole {
             // Updates are kept by the one alone who gave the state before them.
@@ -52,7 +57,7 @@ impl Worker {
     /// These hold what we take, too.
     pub(super) fn on_holders(&mut self, stage: StageId, numbers: &[u32]) {
         let ours = self.taking.as_mut().filter(|taking| taking.outline().of.stage == stage);
-        if let Some(taking) = ours.filter(|taking| taking.outline().contents == Contents::State) {
+        if let Some(taking) = ours.filter(|taking| taking.outline().is_state()) {
             taking.add_sources(numbers, Instant::now());
             self.ask_for_chunks();
         }
@@ -64,9 +69,25 @@ impl Worker {
         if taking.is_complete() {
             return self.put_in_place();
         }
-        let (of, id) = (taking.outline().of, taking.id());
+        let (of, id, is_state) = (taking.outline().of, taking.id(), taking.outline().is_state());
         for (source, chunk) in taking.requests(Instant::now()) {
-            self.member.tell_member(source, Post::Want(of, id, chunk), Vec::new());
+            self.member.tell_member(source, Post::Want(of, id, chunk, is_state), Vec::new());
+        }
+    }
+
+    /// What the machine does not wait for any more is not taken any further.
+    pub(super) fn take_no_more(&mut self) {
+        let machine = &self.machine;
+        self.taking.take_if(|taking| {
+            let outline = taking.outline();
+            !machine.awaits(PeerId(taking.first()), outline.of, outline.onto())
+        });
+    }
+
+    /// The one that told of it has nothing to give: it is asked anew.
+    fn give_up(&mut self) {
+        if let Some(taking) = self.taking.take() {
+            self.tell(Input::StateGone(PeerId(taking.first())));
         }
     }
 
@@ -86,30 +107,35 @@ impl Worker {
     /// Another worker's host wrote.
     pub(super) fn on_member(&mut self, from: u32, post: Post, body: Bytes) {
         match post {
-            Post::Want(of, id, chunk) => self.on_want(Wanted { by: from, of, id, chunk }),
+            Post::Want(of, id, chunk, is_state) => self.on_want(Wanted { by: from, of, id, chunk }, is_state),
             Post::Chunk(id, chunk) => {
                 let Some(taking) = self.taking.as_mut().filter(|taking| taking.id() == id) else { return };
                 if taking.receive(from, chunk, body, Instant::now()) == Came::Forged {
-                    (self.member.tell())(&format!(
-                        "worker {from} sent something else than it should have; it is asked of others"
-                    ));
+                    (self.member.tell())(&format!("worker {from} sent something else than it should have"));
+                    if from == taking.first() {
+                        return self.give_up();
+                    }
                 }
                 self.ask_for_chunks();
             }
             Post::NoParcel(id) => {
-                if let Some(taking) = self.taking.as_mut().filter(|taking| taking.id() == id) {
-                    taking.refused(from);
-                    self.ask_for_chunks();
+                let Some(taking) = self.taking.as_mut().filter(|taking| taking.id() == id) else { return };
+                match taking.refused(from) {
+                    true => self.ask_for_chunks(),
+                    false => self.give_up(),
                 }
             }
             _ => {}
         }
     }
 
-    /// A chunk is wanted of us. If its parcel was read for somebody else, or not at all, we may hold the same state.
-    fn on_want(&mut self, wanted: Wanted) {
+    /// A chunk is wanted of us. If its parcel was told of by another, we may hold the same state.
+    fn on_want(&mut self, wanted: Wanted, is_state: bool) {
         if self.send_chunk(wanted) {
             return;
+        }
+        if !is_state || self.giving.has_state(wanted.of) {
+            return self.member.tell_member(wanted.by, Post::NoParcel(wanted.id), Vec::new());
         }
         if self.giving.wait(wanted) {
             self.compute.carry_out(Task::Read(wanted.of), self.member.clock());

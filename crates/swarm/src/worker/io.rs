@@ -44,6 +44,8 @@ pub enum Input {
     Loaded(StateOf),
     /// This state could not be loaded: what was to be loaded did not come, or makes no sense.
     LoadFailed(StateOf),
+    /// What this donor told of cannot be had from it any more, or is not what it told of: it is to be asked anew.
+    StateGone(PeerId),
     /// A checkpoint of this state is safe.
     Saved(StateOf),
     /// The machine will be taken away soon.

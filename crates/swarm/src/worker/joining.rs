@@ -3,7 +3,7 @@
 use crate::ids::*;
 use crate::message::*;
 use crate::refusal::Refusal;
-use crate::time::Time;
+use crate::time::{Span, Time};
 use crate::worker::io::{LoadFrom, StateOf};
 use crate::worker::{Command, Worker};
 
@@ -22,6 +22,11 @@ pub(super) struct Fetch {
 }
 
 impl Fetch {
+    /// Whether this donor was asked, and what it told of has not come.
+    fn awaits(&self, donor: PeerId) -> bool {
+        self.donor == Some(donor) && self.loading.is_none()
+    }
+
     pub(super) fn retry_at(&self) -> Option<Time> {
         (self.donor.is_some() && self.loading.is_none()).then_some(self.retry_at)
     }
@@ -149,6 +154,23 @@ impl Worker {
         self.fetch.take_if(|fetch| fetch.loading == Some(of));
     }
 
+    /// The donor is asked anew in a moment: not at once, for it may have nothing to give for a while.
+    pub(super) fn on_state_gone(&mut self, donor: PeerId, now: Time) {
+        if let Some(fetch) = self.fetch.as_mut().filter(|fetch| fetch.awaits(donor)) {
+            fetch.retry_at = now + Span::s(1);
+        }
+    }
+
+    /// Whether this state, put onto that version if it is not whole, is what we wait for from this donor.
+    pub fn awaits(&self, donor: PeerId, of: StateOf, onto: Option<Step>) -> bool {
+        let fits = match onto {
+            Some(onto) => self.whole && onto == self.version && of.version > onto,
+            None => of.version >= self.version && !(self.whole && of.version == self.version),
+        };
+        let here = self.stage == Some(of.stage) && of.epoch == self.epoch;
+        fits && here && self.fetch.as_ref().is_some_and(|fetch| fetch.awaits(donor))
+    }
+
     /// Asks again for what did not come.
     pub(super) fn retry_fetch(&mut self, now: Time, out: &mut Vec<Command>) {
         let unknown = self.spec.tuning.unknown;
@@ -213,8 +235,7 @@ impl Worker {
         onto: Option<Step>,
         out: &mut Vec<Command>,
     ) {
-        let awaits = |fetch: &Fetch| fetch.donor == Some(donor) && fetch.loading.is_none();
-        let asked = self.fetch.as_ref().is_some_and(awaits);
+        let asked = self.fetch.as_ref().is_some_and(|fetch| fetch.awaits(donor));
         if !asked || self.stage != Some(stage) || fence.epoch != self.epoch {
             return self.refusals.count(Refusal::Unasked);
         }

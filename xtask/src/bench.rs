@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: benchmarks print figures, keep them in `target/bench`, and know what they must reach.
 
+mod corpus;
 mod sim;
 mod swarm;
 mod torch_parity;
@@ -19,7 +20,7 @@ pub struct Arguments {
     /// Fail if a figure is not what it must be
     #[arg(long, requires = "name")]
     check: bool,
-    /// A plain text file for benchmarks that train on text; generated languages without it
+    /// A plain text file for benchmarks that read text; generated languages without it
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
     /// Only these parts of `swarm`, separated by commas
@@ -38,6 +39,11 @@ struct Benchmark {
 }
 
 const BENCHMARKS: &[Benchmark] = &[
+    Benchmark {
+        name: "corpus",
+        about: "text to tokens on disk, beside the Python package `tokenizers` with the same tokenizer.json",
+        run: corpus::run,
+    },
     Benchmark {
         name: "sim",
         about: "how much of what is possible the swarm does, what crosses the WAN, how fast the simulator is",

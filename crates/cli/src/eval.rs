@@ -38,9 +38,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     run.train.threads = arguments.threads;
     let scratch = tempfile::tempdir().context("cannot make a temporary folder")?;
     if let Some(text) = &arguments.text {
-        if manifest.tokeniser != Tokeniser::Bytes {
+        if let Tokeniser::Words { .. } | Tokeniser::Ids { .. } = manifest.tokeniser {
             bail!(
-                "the model knows only the words of its generated languages; it cannot read {}",
+                "the model knows only the words of its generated languages, or only numbers; it cannot read {}",
                 text.display()
             );
         }
@@ -53,7 +53,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         let document_mask = run.data.document_mask;
         run.data = DataConfig { sources: vec![source], held_out: 0.0, document_mask, ..Default::default() };
     }
-    let mut session = Session::open(run, scratch.path())?;
+    let mut session = match arguments.text {
+        Some(_) => Session::open_as(run, scratch.path(), &manifest.tokeniser)?,
+        None => Session::open(run, scratch.path())?,
+    };
     match arguments.text {
         Some(_) => session.reference.restore(&checkpoint)?,
         // Another text would have other held-out documents, some of them trained on.

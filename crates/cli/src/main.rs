@@ -2,6 +2,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr, reason = "they panic when nobody listens; see `words`")]
 
 mod checkpoint;
+mod corpus;
 mod eval;
 mod generate;
 mod hosting;
@@ -46,6 +47,8 @@ enum Command {
     Watch(status::WatchArguments),
     Key(key::Arguments),
     Train(train::Arguments),
+    #[command(subcommand)]
+    Corpus(corpus::Command),
     Plan(plan::Arguments),
     Eval(eval::Arguments),
     Generate(generate::Arguments),
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
         Command::Status(arguments) => status::run(&arguments),
         Command::Watch(arguments) => status::watch(&arguments),
         Command::Key(arguments) => key::run(&arguments),
+        Command::Corpus(command) => corpus::run(command),
         Command::Train(arguments) => train::run(arguments),
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Eval(arguments) => eval::run(&arguments),

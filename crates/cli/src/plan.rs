@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use starling_corpus::{DataConfig, Tokeniser, World};
+use starling_corpus::{CorpusFolder, DataConfig, Tokeniser, World};
 use starling_model::gpt2::Unit;
 use starling_model::pipeline::{self, StagePlan};
 use starling_model::run::{Precision, Run};
@@ -87,14 +87,17 @@ fn report(run: &Run, arguments: &Arguments) -> Result<String> {
 }
 
 fn stages(run: &Run) -> Result<Vec<StagePlan>> {
-    let architecture = run.model.architecture(vocabulary(&run.data));
+    let architecture = run.model.architecture(vocabulary(&run.data)?);
     Ok(pipeline::plan(&architecture, run.optimiser.rule(), &run.train, run.swarm.reduce)?)
 }
 
-fn vocabulary(data: &DataConfig) -> usize {
-    match &data.synthetic {
-        Some(synthetic) => World::new(synthetic).tokeniser().vocabulary(),
-        None => Tokeniser::Bytes.vocabulary(),
+fn vocabulary(data: &DataConfig) -> Result<usize> {
+    if let Some(synthetic) = &data.synthetic {
+        return Ok(World::new(synthetic).tokeniser().vocabulary());
+    }
+    match data.sources.iter().find(|source| source.path.is_dir()) {
+        Some(source) => Ok(CorpusFolder::open(&source.path)?.tokeniser.vocabulary()),
+        None => Ok(Tokeniser::Bytes.vocabulary()),
     }
 }
 

@@ -26,6 +26,17 @@ impl Session {
     /// Opens the corpus (its shards are made in `cache` if need be) and builds the model at step 0.
     pub fn open(run: Run, cache: &Path) -> Result<Session> {
         let corpus = open_corpus(&run, cache)?;
+        Session::with(run, corpus)
+    }
+
+    /// The same with a text that was not trained on: it is tokenised as what was.
+    pub fn open_as(run: Run, cache: &Path, tokeniser: &Tokeniser) -> Result<Session> {
+        let corpus = starling_corpus::open_as(&run.data, Path::new("."), cache, Some(tokeniser))
+            .context("the text cannot be read")?;
+        Session::with(run, corpus)
+    }
+
+    fn with(run: Run, corpus: Corpus) -> Result<Session> {
         let tokeniser = corpus.tokeniser.clone();
         let definition = run.definition(tokeniser.vocabulary(), corpus.content_hash().to_hex().to_string());
         let sampler = Sampler::new(corpus, run.data.held_out, run.model.context, run.seed)

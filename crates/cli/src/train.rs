@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use starling_corpus::{DataConfig, SourceConfig, Split};
+use starling_corpus::{CorpusFolder, DataConfig, SourceConfig, Split};
 use starling_model::checkpoint::{self, Checkpoint};
 use starling_model::generate::{Choice, generate};
 use starling_model::reference::StepReport;
@@ -23,17 +23,17 @@ use crate::words;
 /// Updates skipped one after another after which a run stops: it would not come back by itself.
 const MOST_SKIPPED: u64 = 10;
 
-/// Train a run file, or a plain text file with sensible defaults
+/// Train a run file, or a text file or corpus with sensible defaults
 ///
 /// Everything goes into one folder: run.toml (the run with every default filled in), events.jsonl,
 /// checkpoints, loss.svg and report.md. Ctrl-C writes a checkpoint; --resume goes on from the last one,
 /// whatever ended the process.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  starling train examples/quickstart.toml\n  starling train my.txt --set train.steps=2000\n  starling train my.txt --resume"
+    after_help = "Examples:\n  starling train examples/quickstart.toml\n  starling train my.txt --set train.steps=2000\n  starling train my.txt --resume\n  starling train my-corpus        # made by `starling corpus build`"
 )]
 pub struct Arguments {
-    /// A run file (.toml), or any text file
+    /// A run file (.toml), a folder made by `starling corpus build`, or any text file
     input: PathBuf,
     /// Go on from the last checkpoint in the run's folder, with the settings recorded there
     #[arg(long)]
@@ -117,8 +117,10 @@ fn tell_differences(arguments: &Arguments, named: Option<Run>, recorded: &Run, f
 /// Reads a run file, or makes a run for a text file; paths of data become absolute.
 pub fn parse(input: &Path, overrides: &[String]) -> Result<Run> {
     let shown = input.display().to_string();
-    if input.is_dir() {
-        bail!("{shown} is a folder; name a run file (.toml) or a text file");
+    if input.is_dir() && !CorpusFolder::is_one(input) {
+        bail!(
+            "{shown} is a folder; name a run file (.toml), a text file, or a folder that `starling corpus build` made"
+        );
     }
     let is_run_file = input.extension().is_some_and(|extension| extension == "toml");
     let mut run = if is_run_file {
@@ -136,9 +138,11 @@ pub fn parse(input: &Path, overrides: &[String]) -> Result<Run> {
     Ok(run)
 }
 
-/// What `starling train my.txt` means: a small model of bytes that learns to spell within minutes.
+/// What `starling train my.txt` means: a small model of bytes that learns to spell within minutes; or of the tokens
+/// of a corpus.
 fn for_text(text: &Path) -> Result<Run> {
-    let source = SourceConfig { path: text.to_path_buf(), weight: 1.0, split: Split::detect(text)? };
+    let split = if text.is_dir() { Split::default() } else { Split::detect(text)? };
+    let source = SourceConfig { path: text.to_path_buf(), weight: 1.0, split };
     Ok(Run { data: DataConfig { sources: vec![source], ..Default::default() }, ..Default::default() })
 }
 

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 pub(crate) use header::VERSION;
 use header::{BOUND_BYTES, HEADER_BYTES, Header, token_bytes};
 pub use writer::ShardWriter;
-pub(crate) use writer::{remove_abandoned, sync_folder_of};
+pub(crate) use writer::{remove_abandoned, remove_partial, sync_folder_of};
 
 /// The tokens and document bounds of one shard file, verified.
 #[derive(Debug)]

@@ -116,7 +116,7 @@ impl Site {
         } else {
             folder::write_whole(&begun, &to_json(plan))?;
         }
-        shard::remove_abandoned(folder);
+        shard::remove_partial(folder);
         Ok(site)
     }
 

@@ -228,3 +228,27 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn into_how_many_shards_a_source_is_cut_does_not_matter() {
+    let folder = tempfile::tempdir().unwrap();
+    let documents: Vec<Vec<u32>> = (0..60).map(|index| vec![1 + index; 3 + index as usize % 11]).collect();
+    let shard_of = |documents: &[Vec<u32>]| {
+        let mut writer = ShardWriter::create(&folder.path().join("a.shard"), 1000).unwrap();
+        documents.iter().for_each(|document| writer.push(document).unwrap());
+        writer.finish().unwrap()
+    };
+    let sampler = |shards_of: usize| {
+        let shards = Shards::new(documents.chunks(shards_of).map(shard_of).collect());
+        let tokeniser = Tokeniser::Ids { vocabulary: 1000, end_of_text: 0 };
+        Sampler::new(Corpus { tokeniser, sources: vec![(shards, 1.0)], synthetic: None }, 0.2, 8, 3).unwrap()
+    };
+    let whole = sampler(60);
+    for shards_of in [1, 7, 59] {
+        let cut = sampler(shards_of);
+        assert_eq!(cut.windows_per_epoch(), whole.windows_per_epoch());
+        assert_eq!(cut.held_out_windows(), whole.held_out_windows());
+        assert!((0..whole.held_out_windows()).all(|index| cut.held_out(index) == whole.held_out(index)));
+        assert!((0..2 * whole.windows_per_epoch()).all(|sample| cut.window(sample) == whole.window(sample)));
+    }
+}

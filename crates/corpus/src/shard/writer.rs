@@ -85,12 +85,21 @@ const SURELY_LOCKED_AFTER: Duration = Duration::from_secs(60);
 /// Removes the partial files in a folder whose writers are gone. What cannot be opened, locked or removed is
 /// left for another time: it only takes room.
 pub(crate) fn remove_abandoned(folder: &Path) {
+    remove_idle(folder, SURELY_LOCKED_AFTER);
+}
+
+/// The same in a folder in which nobody else may write: however young they are.
+pub(crate) fn remove_partial(folder: &Path) {
+    remove_idle(folder, Duration::ZERO);
+}
+
+fn remove_idle(folder: &Path, least: Duration) {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     for entry in entries.filter(|entry| entry.file_name().to_str().is_some_and(is_partial)) {
         let path = entry.path();
         let Ok(file) = File::options().read(true).write(true).open(&path) else { continue };
         let idle = file.metadata().and_then(|metadata| metadata.modified()).map(|time| time.elapsed());
-        if matches!(idle, Ok(Ok(idle)) if idle > SURELY_LOCKED_AFTER) && file.try_lock().is_ok() {
+        if matches!(idle, Ok(Ok(idle)) if idle >= least) && file.try_lock().is_ok() {
             let _ = std::fs::remove_file(&path); // another process may have been faster
         }
     }

@@ -1,8 +1,8 @@
 //! A peer's host: what `node` is in a real run. Carries out a worker's commands with toy arithmetic, and says
 //! how long each takes. It believes whatever it is told: a gradient that is folded twice is in twice.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use starling_swarm::ids::*;
 use starling_swarm::journal::Commit;
@@ -252,11 +252,17 @@ impl Host {
     }
 
     /// Adds up our own nodes and those that came, at the nodes that are wanted.
-    pub fn sum(&self, own: &[TreeNode], come: &[(Vec<TreeNode>, Arc<Piece>)], into: &[TreeNode]) -> Piece {
+    pub fn sum(
+        &self,
+        own: &[TreeNode],
+        come: &[(Vec<TreeNode>, impl Borrow<Piece>)],
+        into: &[TreeNode],
+    ) -> Piece {
         let mine = self.read(own);
         let mut known = BTreeMap::new();
         let (mut all, mut counted) = (0, Counted::default());
-        for (nodes, piece) in come.iter().map(|(nodes, piece)| (&nodes[..], &**piece)).chain([(own, &mine)]) {
+        let come = come.iter().map(|(nodes, piece)| (&nodes[..], piece.borrow()));
+        for (nodes, piece) in come.chain([(own, &mine)]) {
             for (&node, &sum) in nodes.iter().zip(&piece.sums) {
                 if self.toy.reduce == Reduce::Exact {
                     known.insert(node, sum);

@@ -396,6 +396,7 @@ impl Driver {
             self.beat(out);
         }
         self.bad_edges.retain(|_, until| *until > self.now);
+        self.wirings[0].look_again();
         let due: Vec<LotOf> =
             self.calendar.iter().take_while(|(at, _)| *at <= self.now).map(|(_, at)| *at).collect();
         for at in due {
@@ -453,7 +454,7 @@ impl Driver {
         let status = DriverStatus {
             member: self.member,
             view: self.view,
-            leases: self.lots.values().map(|run| run.lease.number).collect(),
+            leases: self.lots.collect(|run| run.lease.number),
             complaints: std::mem::take(&mut self.complaints).into_iter().collect(),
         };
         self.send(Address::Coordinator, self.step, Attempt(0), Body::DriverBeat(status), out);

@@ -64,7 +64,11 @@ impl World {
         }
         self.worker_commands = out;
         self.schedule_wake(Address::Worker(peer), wake);
-        self.observe(Fact::WorkerQueues(peer, queues));
+        let longest = self.longest.0.longest(queues);
+        if longest != self.longest.0 {
+            self.longest.0 = longest;
+            self.observe(Fact::WorkerQueues(peer, queues));
+        }
     }
 
     fn worker_command(&mut self, peer: PeerId, life: u64, command: Command) {

@@ -226,7 +226,7 @@ impl Worker {
     /// Drops all work of the steps before this one: they are closed.
     pub(super) fn drop_before(&mut self, step: Step, out: &mut Vec<Command>) {
         out.extend(self.jobs.clear_before(step).into_iter().map(Command::Forget));
-        self.books.retain(|&open, _| open >= step);
+        self.books.retain(|open, _| open >= step);
         self.not_finite.retain(|key, _| key.at.step >= step);
         out.push(Command::DropBefore(step));
         self.reduction = None;

@@ -3,6 +3,7 @@
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use starling_swarm::ids::*;
 use starling_swarm::journal::Commit;
@@ -17,7 +18,8 @@ use crate::toy::{Gradient, Toy};
 /// A peer's weights and work.
 #[derive(Clone, Debug)]
 pub struct Host {
-    toy: Toy,
+    /// The same for all.
+    toy: Arc<Toy>,
     /// The stage that it holds.
     pub stage: StageId,
     /// Its weights, by version: the newest, and those before that an open step is computed with.
@@ -82,9 +84,9 @@ impl Counted {
 
 impl Host {
     /// A host that holds nothing.
-    pub fn new(toy: Toy) -> Host {
+    pub fn new(toy: impl Into<Arc<Toy>>) -> Host {
         Host {
-            toy,
+            toy: toy.into(),
             stage: StageId(0),
             weights: BTreeMap::new(),
             jobs: Sequence::default(),

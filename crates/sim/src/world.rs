@@ -16,6 +16,7 @@ use starling_swarm::ids::*;
 use starling_swarm::journal::{JournalState, Record};
 use starling_swarm::message::Envelope;
 use starling_swarm::sequence::Sequence;
+use starling_swarm::spec::Spec;
 use starling_swarm::time::Time;
 use starling_swarm::worker::{self, Worker};
 
@@ -39,7 +40,9 @@ const MOST_TOLD: usize = 2000;
 /// The simulated world; see the module's head.
 pub struct World {
     scenario: Scenario,
-    toy: Toy,
+    /// The scenario's, for all workers.
+    spec: Arc<Spec>,
+    toy: Arc<Toy>,
     now: u64,
     heap: Heap<Event>,
     rng: Rng,
@@ -156,7 +159,8 @@ impl World {
     pub fn new(scenario: &Scenario) -> World {
         let toy = scenario.toy();
         let mut world = World {
-            toy,
+            spec: Arc::new(scenario.spec.clone()),
+            toy: Arc::new(toy),
             now: 0,
             heap: Heap::default(),
             rng: Rng::new(scenario.seed),

@@ -231,12 +231,13 @@ impl Driver {
             return;
         }
         self.queue.keep_peers(&self.wirings[0]);
-        let lots: Vec<LotOf> = self.lots.keys().collect();
-        for at in lots {
-            let broken = self.lots.get(&at).map(|run| run.broken_hops(&self.wirings));
-            for stage in broken.unwrap_or_default() {
-                self.reroute(at, stage, out);
-            }
+        let broken_hops = |(at, run): (LotOf, &LotRun)| {
+            let hops: Vec<StageId> = run.broken_hops(&self.wirings).collect();
+            (!hops.is_empty()).then_some((at, hops))
+        };
+        let broken: Vec<(LotOf, Vec<StageId>)> = self.lots.iter().filter_map(broken_hops).collect();
+        for (at, hops) in broken {
+            hops.into_iter().for_each(|stage| self.reroute(at, stage, out));
         }
     }
 

@@ -243,11 +243,14 @@ impl Wiring {
             }
         };
         // Who can begin first is likely to be best, or nearly: few others are then worth a look.
-        let first = (0..self.ranks.len()).min_by_key(|&place| self.ranks[place])?;
+        let earliest = *self.ranks.iter().min()?;
+        let first = self.ranks.iter().position(|rank| *rank == earliest)?;
         look_at(first, &mut best);
+        let mut latest = best.map_or(u64::MAX, |(us, ..)| us as u64);
         for (place, &rank) in self.ranks.iter().enumerate() {
-            if place != first && best.is_none_or(|(us, ..)| rank as f64 <= us) {
+            if rank <= latest && place != first {
                 look_at(place, &mut best);
+                latest = best.map_or(u64::MAX, |(us, ..)| us as u64);
             }
         }
         best.map(|(us, _, place)| Choice { peer: self.peers[place], done_in: Span(us as u64) })

@@ -39,7 +39,8 @@ pub struct Worker {
     me: PeerId,
     incarnation: u64,
     capability: Capability,
-    spec: Spec,
+    /// Where a thousand workers are simulated, all have the same.
+    spec: Arc<Spec>,
     term: Term,
     member: Option<MemberNo>,
     stage: Option<StageId>,
@@ -56,7 +57,7 @@ pub struct Worker {
     books: SmallMap<Step, Book>,
     /// What we computed and is not finite.
     not_finite: BTreeMap<Key, NotFinite>,
-    reduction: Option<Reduction>,
+    reduction: Option<Box<Reduction>>,
     reduce_time: Estimate,
     share_time: Estimate,
     away_time: Estimate,
@@ -99,7 +100,14 @@ impl Queues {
 
 impl Worker {
     /// A worker that nobody knows yet. `incarnation` must differ from that of every earlier life of this peer.
-    pub fn new(me: PeerId, incarnation: u64, capability: Capability, spec: Spec, now: Time) -> Worker {
+    pub fn new(
+        me: PeerId,
+        incarnation: u64,
+        capability: Capability,
+        spec: impl Into<Arc<Spec>>,
+        now: Time,
+    ) -> Worker {
+        let spec = spec.into();
         let jobs = Jobs::new(spec.tuning.jobs, spec.tuning.keep_bytes);
         Worker {
             me,

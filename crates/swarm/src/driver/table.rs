@@ -55,7 +55,7 @@ impl<T> LotTable<T> {
 
     /// Takes out all of the steps before this one; they are closed.
     pub(super) fn take_before(&mut self, step: Step) -> Vec<(LotOf, T)> {
-        let before: Vec<LotOf> = self.keys().take_while(|at| at.step < step).collect();
+        let before: Vec<LotOf> = self.iter().map(|(at, _)| at).take_while(|at| at.step < step).collect();
         let taken = before.into_iter().filter_map(|at| Some((at, self.remove(&at)?))).collect();
         self.places.retain(|open, _| open >= step);
         taken
@@ -63,10 +63,6 @@ impl<T> LotTable<T> {
 
     pub(super) fn len(&self) -> usize {
         self.rows.len() - self.free.len()
-    }
-
-    pub(super) fn keys(&self) -> impl Iterator<Item = LotOf> {
-        self.iter().map(|(at, _)| at)
     }
 
     /// Something of each, in the order of steps, then of lots.
@@ -81,7 +77,7 @@ impl<T> LotTable<T> {
     }
 
     /// In the order of steps, then of lots.
-    fn iter(&self) -> impl Iterator<Item = (LotOf, &T)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (LotOf, &T)> {
         self.places.iter().flat_map(move |(step, places)| {
             (0..).map(Lot).zip(places).filter_map(move |(lot, place)| {
                 Some((LotOf { step, lot }, self.rows[(*place)? as usize].as_ref()?))

@@ -37,6 +37,18 @@ impl Hasher for History {
         self.0
     }
 
+    fn write_u64(&mut self, word: u64) {
+        self.0 = mix2(self.0, word);
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.write_u64(word.into());
+    }
+
+    fn write_isize(&mut self, word: isize) {
+        self.write_u64(word as u64);
+    }
+
     fn write(&mut self, bytes: &[u8]) {
         for chunk in bytes.chunks(8) {
             let mut word = [0; 8];

@@ -1,6 +1,7 @@
 //! A peer's host: what `node` is in a real run. Carries out a worker's commands with toy arithmetic, and says
 //! how long each takes. It believes whatever it is told: a gradient that is folded twice is in twice.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -17,7 +18,8 @@ use crate::toy::{Gradient, Toy};
 /// A peer's weights and work.
 #[derive(Clone, Debug)]
 pub struct Host {
-    toy: Toy,
+    /// The same for all.
+    toy: Arc<Toy>,
     /// The stage that it holds.
     pub stage: StageId,
     /// Its weights, by version: the newest, and those before that an open step is computed with.
@@ -82,9 +84,9 @@ impl Counted {
 
 impl Host {
     /// A host that holds nothing.
-    pub fn new(toy: Toy) -> Host {
+    pub fn new(toy: impl Into<Arc<Toy>>) -> Host {
         Host {
-            toy,
+            toy: toy.into(),
             stage: StageId(0),
             weights: BTreeMap::new(),
             jobs: Sequence::default(),
@@ -252,11 +254,17 @@ impl Host {
     }
 
     /// Adds up our own nodes and those that came, at the nodes that are wanted.
-    pub fn sum(&self, own: &[TreeNode], come: &[(Vec<TreeNode>, Arc<Piece>)], into: &[TreeNode]) -> Piece {
+    pub fn sum(
+        &self,
+        own: &[TreeNode],
+        come: &[(Vec<TreeNode>, impl Borrow<Piece>)],
+        into: &[TreeNode],
+    ) -> Piece {
         let mine = self.read(own);
         let mut known = BTreeMap::new();
         let (mut all, mut counted) = (0, Counted::default());
-        for (nodes, piece) in come.iter().map(|(nodes, piece)| (&nodes[..], &**piece)).chain([(own, &mine)]) {
+        let come = come.iter().map(|(nodes, piece)| (&nodes[..], piece.borrow()));
+        for (nodes, piece) in come.chain([(own, &mine)]) {
             for (&node, &sum) in nodes.iter().zip(&piece.sums) {
                 if self.toy.reduce == Reduce::Exact {
                     known.insert(node, sum);

@@ -16,6 +16,7 @@ use starling_swarm::ids::*;
 use starling_swarm::journal::{JournalState, Record};
 use starling_swarm::message::Envelope;
 use starling_swarm::sequence::Sequence;
+use starling_swarm::spec::Spec;
 use starling_swarm::time::Time;
 use starling_swarm::worker::{self, Worker};
 
@@ -39,7 +40,9 @@ const MOST_TOLD: usize = 2000;
 /// The simulated world; see the module's head.
 pub struct World {
     scenario: Scenario,
-    toy: Toy,
+    /// The scenario's, for all workers.
+    spec: Arc<Spec>,
+    toy: Arc<Toy>,
     now: u64,
     heap: Heap<Event>,
     rng: Rng,
@@ -63,6 +66,10 @@ pub struct World {
     worker_commands: Vec<worker::Command>,
     /// The same of a driver's.
     driver_commands: Vec<driver::Command>,
+    /// The same of the coordinator's.
+    coordinator_commands: Vec<coordinator::Command>,
+    /// The longest queues so far, of workers and of drivers: bounds are looked at when one is longer still.
+    longest: (worker::Queues, (usize, usize)),
     sabotages: u32,
     invariants: Vec<Box<dyn Invariant>>,
     violation: Option<Violation>,
@@ -152,7 +159,8 @@ impl World {
     pub fn new(scenario: &Scenario) -> World {
         let toy = scenario.toy();
         let mut world = World {
-            toy,
+            spec: Arc::new(scenario.spec.clone()),
+            toy: Arc::new(toy),
             now: 0,
             heap: Heap::default(),
             rng: Rng::new(scenario.seed),
@@ -170,6 +178,8 @@ impl World {
             pieces: Sequence::default(),
             worker_commands: Vec::new(),
             driver_commands: Vec::new(),
+            coordinator_commands: Vec::new(),
+            longest: Default::default(),
             sabotages: 0,
             invariants: invariants::all(toy, &scenario.spec),
             violation: None,
@@ -379,18 +389,20 @@ impl World {
         if let Some(stopped) = &mut self.coordinator.stopped {
             return stopped.push(Event::Coordinator(life, input));
         }
-        let mut out = Vec::new();
+        let mut out = std::mem::take(&mut self.coordinator_commands);
         let now = self.coordinator.time(self.now);
         let Some(machine) = self.coordinator.machine.as_mut() else { return };
         machine.handle(input, now, &mut out);
         let wake = machine.next_wake();
-        self.coordinator_commands(out);
+        self.carry_out(&mut out);
+        self.coordinator_commands = out;
         self.schedule_wake(Address::Coordinator, wake);
     }
 
-    fn coordinator_commands(&mut self, commands: Vec<coordinator::Command>) {
+    /// Carries out what the coordinator wants done.
+    fn carry_out(&mut self, commands: &mut Vec<coordinator::Command>) {
         let life = self.coordinator.life;
-        for command in commands {
+        for command in commands.drain(..) {
             match command {
                 coordinator::Command::Send(envelope) => self.send(envelope),
                 coordinator::Command::Append(number, record) => {
@@ -446,7 +458,11 @@ impl World {
         }
         self.driver_commands = out;
         self.schedule_wake(Address::Driver(driver), wake);
-        self.observe(Fact::DriverQueues(driver, queues));
+        let longest = &mut self.longest.1;
+        if queues.0 > longest.0 || queues.1 > longest.1 {
+            *longest = (queues.0.max(longest.0), queues.1.max(longest.1));
+            self.observe(Fact::DriverQueues(driver, queues));
+        }
     }
 
     fn send(&mut self, envelope: Envelope) {
@@ -499,7 +515,7 @@ impl World {
                 let machine = Coordinator::new(spec, book, records, now, &mut out);
                 let wake = machine.next_wake();
                 self.coordinator.machine = Some(machine);
-                self.coordinator_commands(out);
+                self.carry_out(&mut out);
                 self.schedule_wake(address, wake);
             }
             Address::Driver(driver) => {

@@ -231,12 +231,13 @@ impl Driver {
             return;
         }
         self.queue.keep_peers(&self.wirings[0]);
-        let lots: Vec<LotOf> = self.lots.keys().collect();
-        for at in lots {
-            let broken = self.lots.get(&at).map(|run| run.broken_hops(&self.wirings));
-            for stage in broken.unwrap_or_default() {
-                self.reroute(at, stage, out);
-            }
+        let broken_hops = |(at, run): (LotOf, &LotRun)| {
+            let hops: Vec<StageId> = run.broken_hops(&self.wirings).collect();
+            (!hops.is_empty()).then_some((at, hops))
+        };
+        let broken: Vec<(LotOf, Vec<StageId>)> = self.lots.iter().filter_map(broken_hops).collect();
+        for (at, hops) in broken {
+            hops.into_iter().for_each(|stage| self.reroute(at, stage, out));
         }
     }
 
@@ -396,6 +397,7 @@ impl Driver {
             self.beat(out);
         }
         self.bad_edges.retain(|_, until| *until > self.now);
+        self.wirings[0].look_again();
         let due: Vec<LotOf> =
             self.calendar.iter().take_while(|(at, _)| *at <= self.now).map(|(_, at)| *at).collect();
         for at in due {
@@ -453,7 +455,7 @@ impl Driver {
         let status = DriverStatus {
             member: self.member,
             view: self.view,
-            leases: self.lots.values().map(|run| run.lease.number).collect(),
+            leases: self.lots.collect(|run| run.lease.number),
             complaints: std::mem::take(&mut self.complaints).into_iter().collect(),
         };
         self.send(Address::Coordinator, self.step, Attempt(0), Body::DriverBeat(status), out);

@@ -39,6 +39,15 @@ impl<K: Ord + Copy, V> SmallMap<K, V> {
         self.place(key).ok().map(|place| &mut self.entries[place].1)
     }
 
+    /// The value of a key, made if there is none.
+    pub fn get_or_insert_with(&mut self, key: K, make: impl FnOnce() -> V) -> &mut V {
+        let place = self.place(key).unwrap_or_else(|place| {
+            self.entries.insert(place, (key, make()));
+            place
+        });
+        &mut self.entries[place].1
+    }
+
     /// Whether a key is there.
     pub fn contains(&self, key: K) -> bool {
         self.place(key).is_ok()

@@ -28,6 +28,8 @@ pub struct Wiring {
     ranks: Vec<u64>,
     /// Microbatches a second of all.
     speed: f64,
+    /// The step for a lot of which nobody was found, if nothing has changed since.
+    full_for: Option<Step>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -162,6 +164,7 @@ impl Wiring {
             }
             accounts.push(account);
         }
+        self.full_for = None;
         self.ranks = accounts.iter().map(Account::rank).collect();
         self.speed = accounts.iter().map(Account::speed).sum();
         self.accounts = accounts;
@@ -228,21 +231,44 @@ impl Wiring {
         let mut best: Option<(f64, u64, usize)> = None;
         let look_at = |place: usize, best: &mut Option<(f64, u64, usize)>| {
             let (account, rank) = (&self.accounts[place], self.ranks[place]);
+            let is_better = |us: f64| best.is_none_or(|best| (us, rank, place) < best);
+            let us = account.done_us(size, aim.weight());
+            if !is_better(us) {
+                return; // What it takes to get there does not make it better.
+            }
             let Some(extra) = extra(self.peers[place], account.about) else { return };
-            let candidate = (account.done_us(size, aim.weight()) + extra.0 as f64, rank, place);
-            if best.is_none_or(|best| candidate < best) {
-                *best = Some(candidate);
+            let us = us + extra.0 as f64;
+            if is_better(us) {
+                *best = Some((us, rank, place));
             }
         };
         // Who can begin first is likely to be best, or nearly: few others are then worth a look.
-        let first = (0..self.ranks.len()).min_by_key(|&place| self.ranks[place])?;
+        let earliest = *self.ranks.iter().min()?;
+        let first = self.ranks.iter().position(|rank| *rank == earliest)?;
         look_at(first, &mut best);
+        let mut latest = best.map_or(u64::MAX, |(us, ..)| us as u64);
         for (place, &rank) in self.ranks.iter().enumerate() {
-            if place != first && best.is_none_or(|(us, ..)| rank as f64 <= us) {
+            if rank <= latest && place != first {
                 look_at(place, &mut best);
+                latest = best.map_or(u64::MAX, |(us, ..)| us as u64);
             }
         }
         best.map(|(us, _, place)| Choice { peer: self.peers[place], done_in: Span(us as u64) })
+    }
+
+    /// Nobody was found for a lot of a step: as long as no peer changes, there is no use in looking again.
+    pub fn note_full(&mut self, step: Step) {
+        self.full_for = Some(step);
+    }
+
+    /// Whether that is so.
+    pub fn is_full_for(&self, step: Step) -> bool {
+        self.full_for == Some(step)
+    }
+
+    /// Something else has changed that a choice depends on.
+    pub fn look_again(&mut self) {
+        self.full_for = None;
     }
 
     /// When a peer would be done with `size` microbatches more.
@@ -310,6 +336,7 @@ impl Wiring {
 
     fn change(&mut self, peer: PeerId, change: impl FnOnce(&mut Account)) {
         let Some(place) = self.place(peer) else { return };
+        self.full_for = None;
         let account = &mut self.accounts[place];
         let speed = account.speed();
         change(account);

@@ -24,6 +24,7 @@ use crate::ids::*;
 use crate::journal::Commit;
 use crate::message::*;
 use crate::refusal::{Refusal, Refusals};
+use crate::small::SmallMap;
 use crate::spec::Spec;
 use crate::time::Time;
 use book::Book;
@@ -38,7 +39,8 @@ pub struct Worker {
     me: PeerId,
     incarnation: u64,
     capability: Capability,
-    spec: Spec,
+    /// Where a thousand workers are simulated, all have the same.
+    spec: Arc<Spec>,
     term: Term,
     member: Option<MemberNo>,
     stage: Option<StageId>,
@@ -52,10 +54,10 @@ pub struct Worker {
     applying: Option<Arc<Commit>>,
     jobs: Jobs,
     /// A book for each open step of which anything was granted.
-    books: BTreeMap<Step, Book>,
+    books: SmallMap<Step, Book>,
     /// What we computed and is not finite.
     not_finite: BTreeMap<Key, NotFinite>,
-    reduction: Option<Reduction>,
+    reduction: Option<Box<Reduction>>,
     reduce_time: Estimate,
     share_time: Estimate,
     away_time: Estimate,
@@ -84,9 +86,28 @@ pub struct Queues {
     pub kept_bytes: u64,
 }
 
+impl Queues {
+    /// Of each queue the longer one.
+    pub fn longest(self, other: Queues) -> Queues {
+        Queues {
+            jobs: self.jobs.max(other.jobs),
+            lots: self.lots.max(other.lots),
+            ahead: self.ahead.max(other.ahead),
+            kept_bytes: self.kept_bytes.max(other.kept_bytes),
+        }
+    }
+}
+
 impl Worker {
     /// A worker that nobody knows yet. `incarnation` must differ from that of every earlier life of this peer.
-    pub fn new(me: PeerId, incarnation: u64, capability: Capability, spec: Spec, now: Time) -> Worker {
+    pub fn new(
+        me: PeerId,
+        incarnation: u64,
+        capability: Capability,
+        spec: impl Into<Arc<Spec>>,
+        now: Time,
+    ) -> Worker {
+        let spec = spec.into();
         let jobs = Jobs::new(spec.tuning.jobs, spec.tuning.keep_bytes);
         Worker {
             me,
@@ -104,7 +125,7 @@ impl Worker {
             fetch: None,
             applying: None,
             jobs,
-            books: BTreeMap::new(),
+            books: SmallMap::default(),
             not_finite: BTreeMap::new(),
             reduction: None,
             reduce_time: Estimate::default(),
@@ -306,7 +327,7 @@ impl Worker {
             return self.tell_coordinator(Attempt(0), Body::Hello(hello), out);
         }
         self.send_beat(out);
-        self.send_seals(self.books.iter().flat_map(|(&step, book)| book.waiting(step)).collect(), out);
+        self.send_seals(self.books.iter().flat_map(|(step, book)| book.waiting(step)).collect(), out);
         self.send_not_finite(out);
         self.send_prepared(out);
         self.send_settled(out);
@@ -342,11 +363,11 @@ impl Worker {
 
     fn book(&mut self, step: Step) -> &mut Book {
         let (lots, reduce) = (self.spec.lots, self.spec.reduce);
-        self.books.entry(step).or_insert_with(|| Book::new(lots, reduce))
+        self.books.get_or_insert_with(step, || Book::new(lots, reduce))
     }
 
     fn seals(&self) -> Vec<SealedLot> {
-        self.books.iter().flat_map(|(&step, book)| book.seals(step)).collect()
+        self.books.iter().flat_map(|(step, book)| book.seals(step)).collect()
     }
 
     fn fence(&self, attempt: Attempt) -> Fence {

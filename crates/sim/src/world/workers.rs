@@ -22,9 +22,9 @@ const STORE_BYTES_PER_S: f64 = 200e6;
 
 impl World {
     pub(super) fn start_worker(&mut self, peer: PeerId) {
-        let spec = self.scenario.spec.clone();
+        let spec = self.spec.clone();
         let about = self.scenario.peers[peer.0 as usize];
-        let host = Host::new(self.toy);
+        let host = Host::new(self.toy.clone());
         let actor = &mut self.workers[peer.0 as usize];
         if actor.machine.is_some() {
             return;
@@ -64,7 +64,11 @@ impl World {
         }
         self.worker_commands = out;
         self.schedule_wake(Address::Worker(peer), wake);
-        self.observe(Fact::WorkerQueues(peer, queues));
+        let longest = self.longest.0.longest(queues);
+        if longest != self.longest.0 {
+            self.longest.0 = longest;
+            self.observe(Fact::WorkerQueues(peer, queues));
+        }
     }
 
     fn worker_command(&mut self, peer: PeerId, life: u64, command: Command) {
@@ -185,7 +189,7 @@ impl World {
         let (digest, summary) = told(hash);
         if self.sabotaged(Sabotage::ApplyBeforeCommit, 2) {
             let (stage, step) = self.stage_and_step(peer);
-            let weights = Reference::new(self.toy).weights(stage, step.next());
+            let weights = Reference::new(*self.toy).weights(stage, step.next());
             self.host(peer).catch_up(step.next(), weights);
             self.state_fact(peer, life, Epoch(1), step.next(), true);
         }

@@ -200,18 +200,31 @@ impl Coordinator {
             }
             self.send(to, Attempt(0), Body::View(self.current_view()), out);
         }
-        let mut ended: BTreeSet<LeaseNo> = status.leases.iter().copied().collect();
+        // As a rule it has what it should, in the same order.
+        let theirs = self.steps.iter().flat_map(|open| open.leases.values());
+        let theirs = theirs.filter(|leased| leased.driver == driver).map(|leased| &leased.number);
+        if theirs.eq(&status.leases) {
+            return self.lease(out);
+        }
+        let mut told = status.leases.clone();
+        told.sort_unstable();
+        told.dedup();
+        let mut is_known = vec![false; told.len()];
         for (open, step) in self.steps.iter().zip(self.book.step.0..) {
             for (&lot, leased) in open.leases.iter().filter(|(_, leased)| leased.driver == driver) {
-                if !ended.remove(&leased.number) {
+                if let Ok(place) = told.binary_search(&leased.number) {
+                    is_known[place] = true;
+                } else {
                     let at = LotOf { step: Step(step), lot };
                     let lease = Lease { number: leased.number, at, held: leased.held.clone() };
                     self.send(to, Attempt(0), Body::Lease(lease), out);
                 }
             }
         }
-        if !ended.is_empty() {
-            self.send(to, Attempt(0), Body::LeaseEnd { leases: ended.into_iter().collect() }, out);
+        let ended = told.into_iter().zip(is_known).filter(|(_, is_known)| !is_known);
+        let leases: Vec<LeaseNo> = ended.map(|(number, _)| number).collect();
+        if !leases.is_empty() {
+            self.send(to, Attempt(0), Body::LeaseEnd { leases }, out);
         }
         self.lease(out);
     }

@@ -1,5 +1,7 @@
 //! Who gets which stage, when a joiner counts, and what happens when a stage has nobody left.
 
+use std::collections::BTreeMap;
+
 use crate::coordinator::members::Phase;
 use crate::coordinator::{Closing, Command, Coordinator};
 use crate::ids::*;
@@ -150,20 +152,24 @@ impl Coordinator {
     /// that the fewest fetch from already, with the best uplink.
     pub(super) fn donor(&self, stage: StageId, joiner: PeerId) -> Option<PeerId> {
         let site = self.members.get(&joiner)?.capability.site;
-        let gives_to = |donor: PeerId| {
-            self.members
-                .values()
-                .filter(|m| {
-                    m.phase == Phase::Loading(Source::Donor(donor)) || m.catches_up_from == Some(donor)
-                })
-                .count()
-        };
+        let mut gives_to: BTreeMap<PeerId, usize> = BTreeMap::new();
+        for member in self.members.values() {
+            let loads_from = match member.phase {
+                Phase::Loading(Source::Donor(donor)) => Some(donor),
+                _ => None,
+            };
+            let catches_up_from = member.catches_up_from.filter(|donor| loads_from != Some(*donor));
+            for donor in loads_from.into_iter().chain(catches_up_from) {
+                *gives_to.entry(donor).or_default() += 1;
+            }
+        }
         let holders = self
             .members
             .iter()
             .filter(|(peer, member)| **peer != joiner && member.is_whole() && member.stage == Some(stage));
         let rank = |peer: PeerId, member: &super::Member| {
-            (member.capability.site != site, member.draining, gives_to(peer))
+            let fetchers = gives_to.get(&peer).copied().unwrap_or(0);
+            (member.capability.site != site, member.draining, fetchers)
         };
         holders
             .map(|(&peer, member)| (rank(peer, member), member.capability.link_bytes_per_s, peer))

@@ -203,7 +203,7 @@ impl Driver {
     /// The next lot that has no route, with one.
     fn next_lot(&mut self) -> Option<LotOf> {
         // Some that were set aside may not be ours any more.
-        while let Some(step) = self.queue.step() {
+        while let Some(step) = self.queue.step().filter(|step| !self.wirings[0].is_full_for(*step)) {
             let size = self.spec.lots.largest();
             // Lots begin at home if anybody there can take them, or where no other driver is at home.
             let able = |peer, about: About| {
@@ -216,7 +216,11 @@ impl Driver {
                 let fresh = self.is_fit(about, step, size) && about.to_begin < 2 * size;
                 (near && fresh && able(peer, about)).then_some(Span(0))
             });
-            let first = choice?.peer; // Otherwise all are busy, and the next news brings us here again.
+            let Some(first) = choice.map(|choice| choice.peer) else {
+                // All are busy, and the next news of one of them brings us here again.
+                self.wirings[0].note_full(step);
+                return None;
+            };
             let at = self.next_lot_for(first)?;
             if self.lots.get(&at).is_some_and(|run| run.route.is_empty()) {
                 self.begin_route(at, first);

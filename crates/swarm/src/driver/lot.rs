@@ -199,9 +199,9 @@ impl LotRun {
     }
 
     /// The hops whose peers no longer hold their stages.
-    pub fn broken_hops(&self, wirings: &[Wiring]) -> Vec<StageId> {
+    pub fn broken_hops(&self, wirings: &[Wiring]) -> impl Iterator<Item = StageId> {
         let gone = |(index, hop): &(usize, &Hop)| !wirings.get(*index).is_some_and(|w| w.has(hop.peer));
-        self.route.iter().enumerate().filter(gone).map(|(index, _)| StageId(index as u16)).collect()
+        self.route.iter().enumerate().filter(gone).map(|(index, _)| StageId(index as u16))
     }
 }
 

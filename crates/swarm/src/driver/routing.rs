@@ -42,12 +42,13 @@ impl Driver {
         {
             let stage = StageId(run.route.len() as u16);
             let wiring = &self.wirings[stage.0 as usize];
-            let near: Vec<PeerId> = run.route.last().map(|hop| hop.peer).into_iter().collect();
+            let before = run.route.last().map(|hop| hop.peer);
+            let near = before.as_slice();
             let held = run.lease.held[stage.0 as usize].filter(|peer| wiring.has(*peer));
-            let search = Search { stage, step: at.step, size, near: &near, not: None };
+            let search = Search { stage, step: at.step, size, near, not: None };
             let chosen = held.or_else(|| self.choose_near(at, search)).or_else(|| self.choose(search));
             let Some(peer) = chosen else { return false };
-            let peer = held.unwrap_or_else(|| self.who_does_again(stage, at, &near, peer));
+            let peer = held.unwrap_or_else(|| self.who_does_again(stage, at, near, peer));
             self.add_hop(at, peer, held.is_some());
         }
         true
@@ -134,6 +135,7 @@ impl Driver {
         *self.complaints.entry(peer).or_default() += 1;
         let avoid = self.spec.tuning.unknown.times(4);
         self.bad_edges.insert((before, peer), self.now + avoid);
+        self.wirings[0].look_again();
     }
 
     /// The stage that is late, or, if that is not the first time and its sender has lately reached nobody there, the

@@ -1,16 +1,16 @@
 //! Something for each lot of the open steps that a driver has, found by index: a driver looks lots up several times
 //! for every piece of news, and has thousands.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::ids::{Lot, LotOf, Step};
+use crate::small::SmallMap;
 
 /// See the module's head.
 #[derive(Clone)]
 pub(super) struct LotTable<T> {
     /// Step by step, and lot by lot: where it stands, as far as lots were seen.
-    places: BTreeMap<Step, Vec<Option<u32>>>,
+    places: SmallMap<Step, Vec<Option<u32>>>,
     rows: Vec<Option<T>>,
     /// Rows that are empty.
     free: Vec<u32>,
@@ -18,7 +18,7 @@ pub(super) struct LotTable<T> {
 
 impl<T> Default for LotTable<T> {
     fn default() -> LotTable<T> {
-        LotTable { places: BTreeMap::new(), rows: Vec::new(), free: Vec::new() }
+        LotTable { places: SmallMap::default(), rows: Vec::new(), free: Vec::new() }
     }
 }
 
@@ -40,7 +40,7 @@ impl<T> LotTable<T> {
             self.rows.len() as u32 - 1
         });
         self.rows[row as usize] = Some(value);
-        let places = self.places.entry(at.step).or_default();
+        let places = self.places.get_or_insert_with(at.step, Vec::new);
         if places.len() <= at.lot.0 as usize {
             places.resize(at.lot.0 as usize + 1, None);
         }
@@ -48,16 +48,16 @@ impl<T> LotTable<T> {
     }
 
     pub(super) fn remove(&mut self, at: &LotOf) -> Option<T> {
-        let row = self.places.get_mut(&at.step)?.get_mut(at.lot.0 as usize)?.take()?;
+        let row = self.places.get_mut(at.step)?.get_mut(at.lot.0 as usize)?.take()?;
         self.free.push(row);
         self.rows[row as usize].take()
     }
 
     /// Takes out all of the steps before this one; they are closed.
     pub(super) fn take_before(&mut self, step: Step) -> Vec<(LotOf, T)> {
-        let before: Vec<LotOf> = self.keys().take_while(|at| at.step < step).collect();
+        let before: Vec<LotOf> = self.iter().map(|(at, _)| at).take_while(|at| at.step < step).collect();
         let taken = before.into_iter().filter_map(|at| Some((at, self.remove(&at)?))).collect();
-        self.places.retain(|&open, _| open >= step);
+        self.places.retain(|open, _| open >= step);
         taken
     }
 
@@ -65,17 +65,20 @@ impl<T> LotTable<T> {
         self.rows.len() - self.free.len()
     }
 
-    pub(super) fn keys(&self) -> impl Iterator<Item = LotOf> {
-        self.iter().map(|(at, _)| at)
-    }
-
-    pub(super) fn values(&self) -> impl Iterator<Item = &T> {
-        self.iter().map(|(_, value)| value)
+    /// Something of each, in the order of steps, then of lots.
+    pub(super) fn collect<U>(&self, of: impl Fn(&T) -> U) -> Vec<U> {
+        let mut all = Vec::with_capacity(self.len());
+        for places in self.places.values() {
+            for row in places.iter().flatten() {
+                all.extend(self.rows[*row as usize].as_ref().map(&of));
+            }
+        }
+        all
     }
 
     /// In the order of steps, then of lots.
-    fn iter(&self) -> impl Iterator<Item = (LotOf, &T)> {
-        self.places.iter().flat_map(move |(&step, places)| {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (LotOf, &T)> {
+        self.places.iter().flat_map(move |(step, places)| {
             (0..).map(Lot).zip(places).filter_map(move |(lot, place)| {
                 Some((LotOf { step, lot }, self.rows[(*place)? as usize].as_ref()?))
             })
@@ -83,7 +86,7 @@ impl<T> LotTable<T> {
     }
 
     fn place(&self, at: &LotOf) -> Option<usize> {
-        let place = self.places.get(&at.step)?.get(at.lot.0 as usize)?;
+        let place = self.places.get(at.step)?.get(at.lot.0 as usize)?;
         place.map(|row| row as usize)
     }
 }

@@ -10,7 +10,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::ids::*;
 use crate::lots::Lots;
 use crate::message::SealedLot;
-use crate::small::SmallMap;
 use crate::spec::Reduce;
 
 /// A job's number at its worker: what the host knows a forward pass, and later its gradient, by.
@@ -30,8 +29,40 @@ pub struct Book {
 #[derive(Clone, Debug)]
 struct Entry {
     grant: Grant,
-    folded: SmallMap<Microbatch, ()>,
+    folded: Folded,
     seal: Seal,
+}
+
+/// Which microbatches of a lot are in its sum: a bit for each, counted from the lot's first.
+#[derive(Clone, Debug, Default)]
+struct Folded {
+    first: u64,
+    /// Those after the first 64.
+    more: Vec<u64>,
+    len: usize,
+}
+
+impl Folded {
+    /// Puts one in; whether it was not.
+    fn insert(&mut self, index: u32) -> bool {
+        let (word, bit) = (index as usize / 64, 1u64 << (index % 64));
+        if self.more.len() < word {
+            self.more.resize(word, 0);
+        }
+        let word = if word == 0 { &mut self.first } else { &mut self.more[word - 1] };
+        let is_new = *word & bit == 0;
+        *word |= bit;
+        self.len += usize::from(is_new);
+        is_new
+    }
+
+    fn contains(&self, index: u32) -> bool {
+        let word = match index / 64 {
+            0 => self.first,
+            word => self.more.get(word as usize - 1).copied().unwrap_or(0),
+        };
+        word >> (index % 64) & 1 == 1
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -74,12 +105,14 @@ impl Book {
 
     /// Whether a microbatch is in its lot's sum.
     pub fn has(&self, lot: Lot, microbatch: Microbatch) -> bool {
-        self.entries.get(&lot).is_some_and(|entry| entry.folded.contains(microbatch))
+        let index = microbatch.0.checked_sub(self.lots.microbatches_of(lot).start);
+        let folded = |entry: &Entry| index.is_some_and(|index| entry.folded.contains(index));
+        self.entries.get(&lot).is_some_and(folded)
     }
 
     /// Takes note of a grant.
     pub fn grant(&mut self, lot: Lot, grant: Grant) -> Granted {
-        let fresh = Entry { grant, folded: SmallMap::default(), seal: Seal::Open };
+        let fresh = Entry { grant, folded: Folded::default(), seal: Seal::Open };
         let Some(entry) = self.entries.get_mut(&lot) else {
             self.entries.insert(lot, fresh);
             return Granted::Yes;
@@ -99,12 +132,15 @@ impl Book {
 
     /// Decides what becomes of a gradient computed under `grant`.
     pub fn fold(&mut self, lot: Lot, microbatch: Microbatch, grant: Grant, job: JobId) -> Fold {
-        let size = self.lots.microbatches_of(lot).len();
-        let Some(entry) = self.entries.get_mut(&lot) else { return Fold::Discard };
-        if entry.grant != grant || entry.seal != Seal::Open || entry.folded.insert(microbatch, ()).is_some() {
+        let all = self.lots.microbatches_of(lot);
+        let Some(entry) = self.entries.get_mut(&lot).filter(|_| all.contains(&microbatch.0)) else {
+            return Fold::Discard;
+        };
+        let is_wanted = entry.grant == grant && entry.seal == Seal::Open;
+        if !is_wanted || !entry.folded.insert(microbatch.0 - all.start) {
             return Fold::Discard;
         }
-        if entry.folded.len() < size {
+        if entry.folded.len < all.len() {
             return Fold::Add;
         }
         entry.seal = Seal::Waiting(job);
@@ -258,5 +294,19 @@ mod tests {
         book.accept(Lot(1));
         assert_eq!(book.drop_lot(Lot(0)), (vec![Lot(0)], Some(JobId(1))));
         assert_eq!(book.accepted(), [Lot(1)].into());
+    }
+
+    #[test]
+    fn a_lot_of_more_than_64_microbatches_is_complete_when_all_are_in() {
+        let mut book = Book::new(Lots { microbatches: 400, lots: 2 }, Reduce::Exact);
+        book.grant(Lot(1), grant(1));
+        for microbatch in (201..400).rev() {
+            let job = JobId(microbatch.into());
+            assert_eq!(book.fold(Lot(1), Microbatch(microbatch), grant(1), job), Fold::Add);
+            assert_eq!(book.fold(Lot(1), Microbatch(microbatch), grant(1), job), Fold::Discard);
+        }
+        assert!(book.has(Lot(1), Microbatch(399)) && !book.has(Lot(1), Microbatch(200)));
+        assert_eq!(book.fold(Lot(1), Microbatch(199), grant(1), JobId(0)), Fold::Discard, "another lot's");
+        assert_eq!(book.fold(Lot(1), Microbatch(200), grant(1), JobId(0)), Fold::Withhold);
     }
 }

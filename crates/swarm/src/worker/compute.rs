@@ -168,7 +168,7 @@ impl Worker {
 
     /// The driver took a lot away from us.
     pub(super) fn on_revoke(&mut self, fence: Fence, lot: Lot, grant: Grant, out: &mut Vec<Command>) {
-        if fence.epoch != self.epoch || !self.books.contains_key(&fence.step) {
+        if fence.epoch != self.epoch || !self.books.contains(fence.step) {
             return;
         }
         let at = LotOf { step: fence.step, lot };
@@ -194,7 +194,7 @@ impl Worker {
             if self.is_reducing_without(fence.term, at) {
                 continue; // It stays withheld; if the reduction comes to nothing, the next beat tells of it again.
             }
-            let job = self.books.get_mut(&at.step).and_then(|book| book.accept(at.lot));
+            let job = self.books.get_mut(at.step).and_then(|book| book.accept(at.lot));
             out.extend(job.map(|job| Command::Fold(job, at)));
         }
         let mut lost = Vec::new();
@@ -202,7 +202,7 @@ impl Worker {
             if self.counts(fence.term, at) {
                 continue;
             }
-            let Some(book) = self.books.get_mut(&at.step) else { continue };
+            let Some(book) = self.books.get_mut(at.step) else { continue };
             let (gone, withheld) = book.drop_lot(at.lot);
             out.extend(withheld.map(Command::Discard));
             let gone: Vec<LotOf> = gone.into_iter().map(|lot| LotOf { lot, ..at }).collect();

@@ -187,10 +187,15 @@ impl Jobs {
 
     /// Drops a microbatch.
     pub fn remove(&mut self, key: Key) -> Option<Job> {
-        let job = self.jobs.remove(self.index.remove(&key)?.0)?;
+        let id = self.index.remove(&key)?;
+        self.take(id)
+    }
+
+    fn take(&mut self, id: JobId) -> Option<Job> {
+        let job = self.jobs.remove(id.0)?;
         match job.state {
             State::Ready(pass, _) => {
-                self.ready.remove((key.at.step, turn(pass), job.id));
+                self.ready.remove((job.fence.step, turn(pass), job.id));
             }
             State::Kept(_) => {
                 self.kept -= 1;
@@ -222,11 +227,10 @@ impl Jobs {
     /// Drops all of the steps before this one; returns their numbers. One that runs keeps the device until it
     /// is done.
     pub fn clear_before(&mut self, step: Step) -> Vec<JobId> {
-        let mut dropped = Vec::new();
-        while let Some((&key, _)) = self.index.first_key_value().filter(|(key, _)| key.at.step < step) {
-            dropped.extend(self.remove(key).map(|job| job.id));
-        }
-        dropped
+        let first = Key { at: LotOf { step, lot: Lot(0) }, microbatch: Microbatch(0) };
+        let rest = self.index.split_off(&first);
+        let before = std::mem::replace(&mut self.index, rest);
+        before.into_values().inspect(|id| drop(self.take(*id))).collect()
     }
 
     /// Drops all; returns their numbers.

@@ -55,10 +55,10 @@ impl Worker {
             return self.refusals.count(Refusal::Nonsense);
         };
         let before = self.reduction.take();
-        if !before.is_some_and(|before| reduction.take_over(before)) {
+        if !before.is_some_and(|before| reduction.take_over(*before)) {
             out.push(Command::BeginReduce(step));
         }
-        self.reduction = Some(reduction);
+        self.reduction = Some(Box::new(reduction));
         self.contribute(out);
         self.sum_complete_parts(out);
         self.serve_newcomers(out);
@@ -226,7 +226,7 @@ impl Worker {
     /// Drops all work of the steps before this one: they are closed.
     pub(super) fn drop_before(&mut self, step: Step, out: &mut Vec<Command>) {
         out.extend(self.jobs.clear_before(step).into_iter().map(Command::Forget));
-        self.books.retain(|&open, _| open >= step);
+        self.books.retain(|open, _| open >= step);
         self.not_finite.retain(|key, _| key.at.step >= step);
         out.push(Command::DropBefore(step));
         self.reduction = None;
@@ -289,7 +289,7 @@ impl Worker {
             self.refusals.count(Refusal::OldAttempt);
             return None;
         }
-        self.reduction.as_mut()
+        self.reduction.as_deref_mut()
     }
 
     /// Lots that the plan gives to others: ours do not count, and are dropped. One that an earlier coordinator

@@ -13,6 +13,7 @@
 //! Legend for shapes: `b` rows (samples), `t` columns (positions), `n = b·t`, `d` width, `f` inner width,
 //! `h` heads, `v` vocabulary.
 
+pub mod cpu;
 pub mod emulated;
 pub mod naive;
 
@@ -157,7 +158,7 @@ pub trait Engine: Send + Sync + 'static {
     fn write(&self, buffer: &mut Self::Buffer, start: usize, bytes: &[u8]);
     /// `into[into_span] += from[from_span]`, element by element.
     fn add(&self, into: &mut Self::Buffer, into_span: Span, from: &Self::Buffer, from_span: Span);
-    /// Σ x² in f64, in the order of the elements.
+    /// Σ x² in f64, in an order that is the engine's own and depends on the number of elements alone.
     fn sum_of_squares(&self, buffer: &Self::Buffer, span: Span) -> f64;
 
     /// `out[n,d] = dropout(table[token] + positions[position])`.
@@ -256,6 +257,7 @@ pub trait Engine: Send + Sync + 'static {
     ) -> Self::Buffer;
 
     /// Sum over all targets of −ln softmax(norm(x)·tableᵀ) at the target; `table` is `v` × `d`. Never holds all logits.
+    /// `backward` says whether [`Engine::head_loss_backward`] will follow.
     fn head_loss(
         &self,
         x: &Self::Buffer,
@@ -263,6 +265,7 @@ pub trait Engine: Send + Sync + 'static {
         norm: Norm,
         table: Span,
         targets: &[u32],
+        backward: bool,
     ) -> (f64, Self::Kept);
     /// The gradient of the loss's *sum* with respect to `x`.
     fn head_loss_backward(

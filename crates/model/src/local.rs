@@ -202,7 +202,7 @@ impl<E: Engine> Stage for LocalStage<E> {
         let weights = &self.weights;
         let (hidden, kept, loss) = units.engine.inside(|| {
             let (hidden, mut kept) = units.forward(weights, &meta, &input, true, keep == Keep::All);
-            let loss = units.loss(weights, &meta, &mut kept);
+            let loss = units.loss(weights, &meta, &mut kept, keep == Keep::All);
             (hidden, kept, loss)
         });
         let output = match (hidden, loss) {
@@ -236,7 +236,7 @@ impl<E: Engine> Stage for LocalStage<E> {
         let d_input = units.engine.inside(|| {
             let kept = kept.unwrap_or_else(|| {
                 let (_, mut kept) = units.forward(weights, &meta, &input, true, true);
-                units.loss(weights, &meta, &mut kept);
+                units.loss(weights, &meta, &mut kept, true);
                 kept
             });
             units.backward(weights, &meta, &input, &kept, gradient.as_ref(), &mut grads)
@@ -255,7 +255,9 @@ impl<E: Engine> Stage for LocalStage<E> {
             let (hidden, mut kept) = units.forward(weights, meta, &input, false, false);
             match (hidden, want) {
                 (Some(hidden), _) => Output::Hidden(units.download(meta.shape, &hidden)),
-                (None, Want::Loss) => Output::Loss(units.loss(weights, meta, &mut kept).unwrap_or_default()),
+                (None, Want::Loss) => {
+                    Output::Loss(units.loss(weights, meta, &mut kept, false).unwrap_or_default())
+                }
                 (None, Want::NextToken) => {
                     Output::Logits(units.next_token_logits(weights, meta, &kept).unwrap_or_default())
                 }

@@ -257,6 +257,7 @@ impl<T: Real> Engine for Naive<T> {
         norm: Norm,
         table: Span,
         targets: &[u32],
+        _backward: bool,
     ) -> (f64, Vec<T>) {
         self.pool.install(|| {
             let head = Head::new(x, weights, norm, table);

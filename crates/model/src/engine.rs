@@ -150,6 +150,8 @@ pub trait Engine: Send + Sync + 'static {
 
     /// A buffer of zeros.
     fn zeros(&self, len: usize) -> Self::Buffer;
+    /// A buffer with a copy of a piece.
+    fn copy(&self, buffer: &Self::Buffer, span: Span) -> Self::Buffer;
     /// Elements of a buffer.
     fn len(&self, buffer: &Self::Buffer) -> usize;
     /// Little-endian bytes of a piece.

@@ -146,6 +146,12 @@ impl Engine for Cpu {
         self.shop.shelf.zeros(len)
     }
 
+    fn copy(&self, buffer: &Buffer, span: Span) -> Buffer {
+        let mut copy = self.take(span.len);
+        copy.copy_from_slice(&buffer[span.range()]);
+        copy
+    }
+
     fn len(&self, buffer: &Buffer) -> usize {
         buffer.len()
     }

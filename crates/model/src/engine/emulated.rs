@@ -62,6 +62,10 @@ impl Engine for Emulated {
         len
     }
 
+    fn copy(&self, _: &usize, span: Span) -> usize {
+        span.len
+    }
+
     fn len(&self, buffer: &usize) -> usize {
         *buffer
     }

@@ -60,6 +60,10 @@ impl<T: Real> Engine for Naive<T> {
         vec![T::ZERO; len]
     }
 
+    fn copy(&self, buffer: &Vec<T>, span: Span) -> Vec<T> {
+        buffer[span.range()].to_vec()
+    }
+
     fn len(&self, buffer: &Vec<T>) -> usize {
         buffer.len()
     }

@@ -2,6 +2,7 @@
 
 mod corpus;
 mod sim;
+mod step;
 mod swarm;
 mod torch_parity;
 
@@ -23,7 +24,7 @@ pub struct Arguments {
     /// A plain text file for benchmarks that read text; generated languages without it
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
-    /// Only these parts of `swarm`, separated by commas
+    /// Only these parts of `swarm`, or sizes of `step`, separated by commas
     #[arg(long, value_name = "PARTS")]
     only: Option<String>,
     /// A folder with preemption traces for `sim`; it replays none without it
@@ -48,6 +49,11 @@ const BENCHMARKS: &[Benchmark] = &[
         name: "sim",
         about: "how much of what is possible the swarm does, what crosses the WAN, how fast the simulator is",
         run: sim::run,
+    },
+    Benchmark {
+        name: "step",
+        about: "training steps of the fast engine and of PyTorch, turn by turn: which is faster, and in how much memory?",
+        run: step::run,
     },
     Benchmark {
         name: "swarm",

@@ -5,13 +5,15 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// What computes a stage: `cpu`, or `emulated:TFLOPS`.
+/// What computes a stage: `cpu`, `naive`, or `emulated:TFLOPS`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Device {
-    /// This machine's processor.
+    /// This machine's processor, with the fast engine; in double precision with the naive one, there is no other.
     #[default]
     Cpu,
+    /// This machine's processor, with the engine that judges the others.
+    Naive,
     /// A device of this many 10¹² operations a second that is not there: true sizes, modelled time, no arithmetic.
     /// What comes out of it is no model.
     Emulated(f64),
@@ -28,6 +30,7 @@ impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Device::Cpu => write!(f, "cpu"),
+            Device::Naive => write!(f, "naive"),
             Device::Emulated(tflops) => write!(f, "emulated:{tflops}"),
         }
     }
@@ -40,6 +43,7 @@ impl FromStr for Device {
         let unknown = || DeviceError(text.into());
         match text.split_once(':') {
             None if text == "cpu" => Ok(Device::Cpu),
+            None if text == "naive" => Ok(Device::Naive),
             Some(("emulated", tflops)) => {
                 let tflops: f64 = tflops.parse().map_err(|_| unknown())?;
                 if (1e-6..=1e6).contains(&tflops) { Ok(Device::Emulated(tflops)) } else { Err(unknown()) }
@@ -65,7 +69,9 @@ impl From<Device> for String {
 
 /// There is no such device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no device; use \"cpu\", or \"emulated:0.5\" for one of 0.5 TFLOPS that computes nothing")]
+#[error(
+    "{0:?} is no device; use \"cpu\", \"naive\" for the slow and obvious engine, or \"emulated:0.5\" for a device of 0.5 TFLOPS that computes nothing"
+)]
 pub struct DeviceError(String);
 
 #[cfg(test)]
@@ -74,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_device_is_read_as_it_is_written() {
-        for device in [Device::Cpu, Device::Emulated(0.25)] {
+        for device in [Device::Cpu, Device::Naive, Device::Emulated(0.25)] {
             assert_eq!(device.to_string().parse(), Ok(device));
         }
         for text in

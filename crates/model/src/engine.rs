@@ -13,6 +13,7 @@
 //! Legend for shapes: `b` rows (samples), `t` columns (positions), `n = b·t`, `d` width, `f` inner width,
 //! `h` heads, `v` vocabulary.
 
+pub mod cpu;
 pub mod emulated;
 pub mod naive;
 
@@ -149,6 +150,8 @@ pub trait Engine: Send + Sync + 'static {
 
     /// A buffer of zeros.
     fn zeros(&self, len: usize) -> Self::Buffer;
+    /// A buffer with a copy of a piece.
+    fn copy(&self, buffer: &Self::Buffer, span: Span) -> Self::Buffer;
     /// Elements of a buffer.
     fn len(&self, buffer: &Self::Buffer) -> usize;
     /// Little-endian bytes of a piece.
@@ -157,7 +160,7 @@ pub trait Engine: Send + Sync + 'static {
     fn write(&self, buffer: &mut Self::Buffer, start: usize, bytes: &[u8]);
     /// `into[into_span] += from[from_span]`, element by element.
     fn add(&self, into: &mut Self::Buffer, into_span: Span, from: &Self::Buffer, from_span: Span);
-    /// Σ x² in f64, in the order of the elements.
+    /// Σ x² in f64, in an order that is the engine's own and depends on the number of elements alone.
     fn sum_of_squares(&self, buffer: &Self::Buffer, span: Span) -> f64;
 
     /// `out[n,d] = dropout(table[token] + positions[position])`.
@@ -256,6 +259,7 @@ pub trait Engine: Send + Sync + 'static {
     ) -> Self::Buffer;
 
     /// Sum over all targets of −ln softmax(norm(x)·tableᵀ) at the target; `table` is `v` × `d`. Never holds all logits.
+    /// `backward` says whether [`Engine::head_loss_backward`] will follow.
     fn head_loss(
         &self,
         x: &Self::Buffer,
@@ -263,6 +267,7 @@ pub trait Engine: Send + Sync + 'static {
         norm: Norm,
         table: Span,
         targets: &[u32],
+        backward: bool,
     ) -> (f64, Self::Kept);
     /// The gradient of the loss's *sum* with respect to `x`.
     fn head_loss_backward(

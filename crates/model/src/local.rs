@@ -146,6 +146,15 @@ impl<E: Engine> LocalStage<E> {
         Ok(())
     }
 
+    /// Hashes a vector's bytes a piece at a time: a copy of all of them would be as large as the model.
+    fn hash(&self, hasher: &mut blake3::Hasher, buffer: &E::Buffer, span: Span) {
+        const PIECE: usize = 64 * 1024;
+        for start in span.range().step_by(PIECE) {
+            let len = PIECE.min(span.range().end - start);
+            hasher.update(&self.units.engine.read(buffer, Span { start, len }));
+        }
+    }
+
     /// Drops all work of a step and of those before it.
     fn clear_up_to(&mut self, step: u64) {
         self.waiting.retain(|_, waiting| waiting.microbatch.step > step);
@@ -202,7 +211,7 @@ impl<E: Engine> Stage for LocalStage<E> {
         let weights = &self.weights;
         let (hidden, kept, loss) = units.engine.inside(|| {
             let (hidden, mut kept) = units.forward(weights, &meta, &input, true, keep == Keep::All);
-            let loss = units.loss(weights, &meta, &mut kept);
+            let loss = units.loss(weights, &meta, &mut kept, keep == Keep::All);
             (hidden, kept, loss)
         });
         let output = match (hidden, loss) {
@@ -236,7 +245,7 @@ impl<E: Engine> Stage for LocalStage<E> {
         let d_input = units.engine.inside(|| {
             let kept = kept.unwrap_or_else(|| {
                 let (_, mut kept) = units.forward(weights, &meta, &input, true, true);
-                units.loss(weights, &meta, &mut kept);
+                units.loss(weights, &meta, &mut kept, true);
                 kept
             });
             units.backward(weights, &meta, &input, &kept, gradient.as_ref(), &mut grads)
@@ -255,7 +264,9 @@ impl<E: Engine> Stage for LocalStage<E> {
             let (hidden, mut kept) = units.forward(weights, meta, &input, false, false);
             match (hidden, want) {
                 (Some(hidden), _) => Output::Hidden(units.download(meta.shape, &hidden)),
-                (None, Want::Loss) => Output::Loss(units.loss(weights, meta, &mut kept).unwrap_or_default()),
+                (None, Want::Loss) => {
+                    Output::Loss(units.loss(weights, meta, &mut kept, false).unwrap_or_default())
+                }
                 (None, Want::NextToken) => {
                     Output::Logits(units.next_token_logits(weights, meta, &kept).unwrap_or_default())
                 }
@@ -334,6 +345,21 @@ impl<E: Engine> Stage for LocalStage<E> {
         Ok(())
     }
 
+    fn reduce_alone(&mut self, reduction: Reduction) -> Result<(), StageError> {
+        self.check_step(reduction.step)?;
+        let len = self.gradient_len();
+        let Reduction { step, attempt } = reduction;
+        let missing = StageError::Incomplete { missing: len };
+        if !self.sums.get(&step).is_some_and(StepSums::is_whole) {
+            return Err(missing);
+        }
+        let total = self.sums.remove(&step).and_then(StepSums::into_total).ok_or(missing)?;
+        let mut reduced = Reduced::new(attempt, total, len);
+        reduced.note(0..len);
+        self.reduced.insert(step, reduced);
+        Ok(())
+    }
+
     fn write_reduced(&mut self, reduction: Reduction, start: usize, bytes: &[u8]) -> Result<(), StageError> {
         let piece = self.elements(start, bytes, self.gradient_len())?;
         let engine = self.units.engine.clone();
@@ -388,20 +414,39 @@ impl<E: Engine> Stage for LocalStage<E> {
         Ok(self.units.engine.read(total, Span { start: 0, len }))
     }
 
-    fn prepare(&self, reduction: Reduction) -> Result<Prepared, StageError> {
+    fn settle_alone(&mut self, reduction: Reduction, name: &str) -> Result<f64, StageError> {
+        let uses = self.shared_uses(name)?;
+        if uses.is_elsewhere() {
+            return Err(StageError::Unknown(format!("parameter {name} that is not used elsewhere")));
+        }
+        let (slots, engine) = (uses.slots.clone(), self.units.engine.clone());
+        let reduced = self.reduced_mut(reduction)?;
+        reduced.complete()?;
+        let whole = Span { start: 0, len: slots[0].len };
+        let mut total = engine.copy(&reduced.gradient, slots[0]);
+        for &slot in &slots[1..] {
+            engine.add(&mut total, whole, &reduced.gradient, slot);
+        }
+        let square = engine.sum_of_squares(&total, whole);
+        reduced.totals.insert(name.to_string(), total);
+        Ok(square)
+    }
+
+    fn sums_of_squares(&self, reduction: Reduction) -> Result<BTreeMap<String, f64>, StageError> {
         let reduced = self.reduced(reduction)?;
         reduced.complete()?;
-        let engine = &self.units.engine;
+        let alone = self.units.uses.iter().filter(|(_, uses)| !uses.is_shared());
+        let square = |uses: &Uses| self.units.engine.sum_of_squares(&reduced.gradient, uses.slots[0]);
+        Ok(alone.map(|(name, uses)| (name.clone(), square(uses))).collect())
+    }
+
+    fn prepare(&self, reduction: Reduction) -> Result<Prepared, StageError> {
+        let sums_of_squares = self.sums_of_squares(reduction)?;
+        let reduced = self.reduced(reduction)?;
         let mut hasher = blake3::Hasher::new();
-        let mut sums_of_squares = BTreeMap::new();
         for (parameter, _) in self.units.layout.entries() {
-            let uses = &self.units.uses[&parameter.name];
-            for &slot in &uses.slots {
-                hasher.update(&engine.read(&reduced.gradient, slot));
-            }
-            if !uses.is_shared() {
-                let square = engine.sum_of_squares(&reduced.gradient, uses.slots[0]);
-                sums_of_squares.insert(parameter.name.clone(), square);
+            for &slot in &self.units.uses[&parameter.name].slots {
+                self.hash(&mut hasher, &reduced.gradient, slot);
             }
         }
         Ok(Prepared { gradient_hash: *hasher.finalize().as_bytes(), sums_of_squares })
@@ -453,7 +498,11 @@ impl<E: Engine> Stage for LocalStage<E> {
     }
 
     fn weight_hashes(&self) -> BTreeMap<String, [u8; 32]> {
-        let hash = |span: Span| *blake3::hash(&self.units.engine.read(&self.weights, span)).as_bytes();
+        let hash = |span: Span| {
+            let mut hasher = blake3::Hasher::new();
+            self.hash(&mut hasher, &self.weights, span);
+            *hasher.finalize().as_bytes()
+        };
         self.units.layout.entries().iter().map(|(p, span)| (p.name.clone(), hash(*span))).collect()
     }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::config::Architecture;
 use crate::cut::cut;
 use crate::device::Device;
+use crate::engine::cpu::{Cpu, CpuError};
 use crate::engine::emulated::Emulated;
 use crate::engine::naive::Naive;
 use crate::engine::{Engine, Shape};
@@ -22,6 +23,30 @@ use crate::stage::{Hidden, Input, Keep, Loss, Meta, Microbatch, Output, Stage, S
 /// The stages of a model, in order.
 pub type Stages = Vec<Box<dyn Stage>>;
 
+/// Does something with the engine that a run asks for, whatever its type; leaves the function if it cannot be had.
+macro_rules! with_engine {
+    ($train:expr, $engine:ident => $work:expr) => {
+        match ($train.device, $train.precision) {
+            (Device::Cpu, Precision::F32) => {
+                let $engine = Arc::new(Cpu::new($train.threads)?);
+                $work
+            }
+            (Device::Naive, Precision::F32) => {
+                let $engine = Arc::new(Naive::<f32>::new($train.threads)?);
+                $work
+            }
+            (Device::Cpu | Device::Naive, Precision::F64) => {
+                let $engine = Arc::new(Naive::<f64>::new($train.threads)?);
+                $work
+            }
+            (Device::Emulated(tflops), _) => {
+                let $engine = Arc::new(Emulated::new(tflops));
+                $work
+            }
+        }
+    };
+}
+
 /// Builds the stages of a model, with initial weights, if this machine's memory is enough for them.
 pub fn build(
     architecture: &Architecture,
@@ -29,11 +54,7 @@ pub fn build(
     train: &TrainConfig,
     seed: u64,
 ) -> Result<Stages, BuildError> {
-    match engine(train)? {
-        Kind::Single(engine) => build_on(engine, architecture, rule, train, seed),
-        Kind::Double(engine) => build_on(engine, architecture, rule, train, seed),
-        Kind::Emulated(engine) => build_on(engine, architecture, rule, train, seed),
-    }
+    with_engine!(train, engine => build_on(engine, architecture, rule, train, seed))
 }
 
 /// One stage of a model, with initial weights, on its own engine.
@@ -47,35 +68,12 @@ pub fn build_stage(
     let range = cut(architecture, train.stages).get(index).cloned();
     let range = range.ok_or(BuildError::NoStage { index, stages: train.stages })?;
     let architecture = architecture.clone();
-    Ok(match engine(train)? {
-        Kind::Single(engine) => Box::new(LocalStage::new(engine, architecture, range, rule, seed)),
-        Kind::Double(engine) => Box::new(LocalStage::new(engine, architecture, range, rule, seed)),
-        Kind::Emulated(engine) => Box::new(LocalStage::new(engine, architecture, range, rule, seed)),
-    })
-}
-
-/// The engines that there are.
-enum Kind {
-    Single(Arc<Naive<f32>>),
-    Double(Arc<Naive<f64>>),
-    Emulated(Arc<Emulated>),
-}
-
-fn engine(train: &TrainConfig) -> Result<Kind, BuildError> {
-    Ok(match (train.device, train.precision) {
-        (Device::Cpu, Precision::F32) => Kind::Single(Arc::new(Naive::new(train.threads)?)),
-        (Device::Cpu, Precision::F64) => Kind::Double(Arc::new(Naive::new(train.threads)?)),
-        (Device::Emulated(tflops), _) => Kind::Emulated(Arc::new(Emulated::new(tflops))),
-    })
+    Ok(with_engine!(train, engine => Box::new(LocalStage::new(engine, architecture, range, rule, seed))))
 }
 
 /// The numerics class of a run's peers: those of one class agree bit for bit.
 pub fn class(train: &TrainConfig) -> Result<String, BuildError> {
-    Ok(match engine(train)? {
-        Kind::Single(engine) => engine.class(),
-        Kind::Double(engine) => engine.class(),
-        Kind::Emulated(engine) => engine.class(),
-    })
+    Ok(with_engine!(train, engine => engine.class()))
 }
 
 /// Operations a second of this machine, measured on one sample in a block of the model: the best of some tries, so
@@ -130,11 +128,8 @@ pub fn plan(
     train: &TrainConfig,
     reduce: Reduce,
 ) -> Result<Vec<StagePlan>, BuildError> {
-    match engine(&TrainConfig { threads: 1, ..train.clone() })? {
-        Kind::Single(engine) => Ok(plan_on(engine, architecture, rule, train, reduce)),
-        Kind::Double(engine) => Ok(plan_on(engine, architecture, rule, train, reduce)),
-        Kind::Emulated(engine) => Ok(plan_on(engine, architecture, rule, train, reduce)),
-    }
+    let alone = TrainConfig { threads: 1, ..train.clone() };
+    Ok(with_engine!(alone, engine => plan_on(engine, architecture, rule, train, reduce)))
 }
 
 fn plan_on<E: Engine>(
@@ -239,6 +234,9 @@ pub enum BuildError {
     /// The engine could not be started.
     #[error("the engine's threads could not be started; use fewer with train.threads")]
     Threads(#[from] rayon::ThreadPoolBuildError),
+    /// The fast engine could not be started.
+    #[error(transparent)]
+    Cpu(#[from] CpuError),
     /// A stage refused.
     #[error(transparent)]
     Stage(#[from] StageError),

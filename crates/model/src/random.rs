@@ -58,6 +58,28 @@ impl Dropout<'_> {
         let word = philox(counter, halves(self.seed))[(element & 3) as usize];
         if f64::from(word) < self.rate * 4_294_967_296.0 { 0.0 } else { 1.0 / (1.0 - self.rate) }
     }
+
+    /// Writes [`Dropout::factor`] of the elements from `first` on: four of them are one draw.
+    pub fn write_factors(&self, row: usize, first: u64, factors: &mut [f32]) {
+        if self.rate == 0.0 {
+            return factors.fill(1.0);
+        }
+        let (sample, key) = (halves(self.samples[row]), halves(self.seed));
+        // No word is as large as this, which the threshold may be.
+        let threshold = (self.rate * 4_294_967_296.0).ceil() as u64;
+        let kept = (1.0 / (1.0 - self.rate)) as f32;
+        let mut words = [0; 4];
+        for (i, factor) in factors.iter_mut().enumerate() {
+            let element = first + i as u64;
+            if i == 0 || element & 3 == 0 {
+                let block = element >> 2;
+                let place = ((block >> 32) as u32) << 16 | u32::from(self.place);
+                words = philox([block as u32, place, sample[0], sample[1]], key);
+            }
+            let word = words[(element & 3) as usize];
+            *factor = if u64::from(word) < threshold { 0.0 } else { kept };
+        }
+    }
 }
 
 /// Standard normal numbers for the initial value of the parameter called `name`: element `i` depends on
@@ -120,6 +142,18 @@ mod tests {
         let third = Dropout { rate: 0.5, seed: 7, place: 3, samples: &[1, 2, 42] };
         assert!((0..64).all(|i| alone.factor(0, i) == third.factor(2, i)));
         assert!((0..64).any(|i| third.factor(1, i) != third.factor(2, i)));
+    }
+
+    #[test]
+    fn factors_are_drawn_together_as_they_are_one_by_one() {
+        for rate in [0.0, 0.1, 0.5] {
+            let dropout = Dropout { rate, seed: 7, place: 3, samples: &[1, 42] };
+            for first in [0, 4, (1 << 40) + 7] {
+                let mut together = [0.0; 21];
+                dropout.write_factors(1, first, &mut together);
+                assert!((0..21).all(|i| together[i] == dropout.factor(1, first + i as u64) as f32));
+            }
+        }
     }
 
     #[test]

@@ -38,14 +38,19 @@ pub fn settle_shared(
 ) -> Result<BTreeMap<String, f64>, StageError> {
     let mut uses: BTreeMap<String, Vec<Vec<u8>>> = BTreeMap::new();
     for stage in stages.iter().filter_map(|replicas| replicas.first()) {
-        for Shared { name, .. } in stage.shared() {
+        for Shared { name, .. } in stage.shared().into_iter().filter(|shared| shared.elsewhere) {
             let of_stage = stage.uses(reduction, &name)?;
             uses.entry(name).or_default().push(of_stage);
         }
     }
     let mut squares = BTreeMap::new();
     for stage in stages.iter_mut().flatten() {
-        for Shared { name, elements, .. } in stage.shared() {
+        for Shared { name, elements, elsewhere, .. } in stage.shared() {
+            if !elsewhere {
+                let square = stage.settle_alone(reduction, &name)?;
+                squares.insert(name, square);
+                continue;
+            }
             let total = sum_of_uses(stage.dtype(), elements, &uses[&name]);
             let square = stage.settle(reduction, &name, &total)?;
             squares.extend(square.map(|square| (name, square)));

@@ -12,7 +12,7 @@ use crate::batch;
 use crate::checkpoint::{Checkpoint, RestoreError};
 use crate::lots::Lots;
 use crate::pipeline::{self, BuildError, Stages, weights_hash};
-use crate::reduce::{ReduceError, reduce_piece, settle_shared};
+use crate::reduce::settle_shared;
 use crate::run::Run;
 use crate::stage::{Commit, Folded, Input, Loss, Meta, Microbatch, Output, Reduction, Stage, StageError};
 
@@ -54,7 +54,7 @@ impl Reference {
     }
 
     /// One step: every microbatch forward and backward through every stage, the sums reduced, one commit.
-    pub fn step(&mut self) -> Result<StepReport, StepError> {
+    pub fn step(&mut self) -> Result<StepReport, StageError> {
         let step = self.steps_done();
         let lots = self.run.train.lots();
         let mut loss = Loss::default();
@@ -62,7 +62,7 @@ impl Reference {
             loss += self.microbatch(Microbatch { step, index, version: step }, lots)?;
         }
         let reduction = Reduction { step, attempt: 0 };
-        let norm = self.reduce(reduction, lots)?.sqrt() / loss.tokens as f64;
+        let norm = self.reduce(reduction)?.sqrt() / loss.tokens as f64;
         let applied = step - self.skipped;
         let update = self.run.optimiser.update(step, self.run.train.steps, applied, loss.tokens, norm);
         // A gradient that is not finite would ruin the weights: every stage skips the update.
@@ -105,15 +105,13 @@ impl Reference {
         batch::training(&self.sampler, samples, self.run.data.document_mask)
     }
 
-    /// Sums each stage's lots in the fixed tree, then parameters that have several uses. Returns Σ g² of all: parameter
-    /// by parameter, in the order of names.
-    fn reduce(&mut self, reduction: Reduction, lots: Lots) -> Result<f64, StepError> {
+    /// Each stage's lots were summed in the fixed tree as they were sealed; then come parameters that have several uses.
+    /// Returns Σ g² of all: parameter by parameter, in the order of names.
+    fn reduce(&mut self, reduction: Reduction) -> Result<f64, StageError> {
         let mut squares = BTreeMap::new();
         for stage in &mut self.stages {
-            let sum = reduce_piece(&[&**stage], reduction.step, lots.lots, 0..stage.gradient_len())?;
-            stage.begin_reduce(reduction)?;
-            stage.write_reduced(reduction, 0, &sum)?;
-            squares.extend(stage.prepare(reduction)?.sums_of_squares);
+            stage.reduce_alone(reduction)?;
+            squares.extend(stage.sums_of_squares(reduction)?);
         }
         let mut all: Vec<Vec<&mut dyn Stage>> = Vec::new();
         for stage in &mut self.stages {
@@ -154,15 +152,4 @@ impl Reference {
     pub fn sampler(&self) -> &Sampler {
         &self.sampler
     }
-}
-
-/// Why a step could not be done.
-#[derive(Debug, thiserror::Error)]
-pub enum StepError {
-    /// A stage refused.
-    #[error(transparent)]
-    Stage(#[from] StageError),
-    /// The gradients could not be reduced.
-    #[error(transparent)]
-    Reduce(#[from] ReduceError),
 }

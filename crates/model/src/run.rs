@@ -75,7 +75,8 @@ pub struct TrainConfig {
     pub precision: Precision,
     /// Threads; 0 means one for every core. Nothing but time depends on it.
     pub threads: usize,
-    /// What computes: "cpu", or "emulated:TFLOPS" for a device that takes its time and computes nothing.
+    /// What computes: "cpu", "naive" for the engine that judges the others, or "emulated:TFLOPS" for a device that takes
+    /// its time and computes nothing.
     #[schemars(with = "String")]
     pub device: Device,
     /// Steps from one hash of the weights to the next; 0 never.

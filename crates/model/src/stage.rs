@@ -266,6 +266,9 @@ pub trait Stage: Send {
 
     /// Starts an attempt to reduce; what an earlier one wrote is void, the sums are untouched.
     fn begin_reduce(&mut self, reduction: Reduction) -> Result<(), StageError>;
+    /// For who reduces alone: the sum over all lots, which this stage holds, becomes the reduced gradient as it is. It is
+    /// not copied, so there is no other attempt.
+    fn reduce_alone(&mut self, reduction: Reduction) -> Result<(), StageError>;
     /// Writes a piece of the reduced gradient.
     fn write_reduced(&mut self, reduction: Reduction, start: usize, bytes: &[u8]) -> Result<(), StageError>;
     /// The parameters that have more than one use in the whole model, and one of them here.
@@ -278,6 +281,10 @@ pub trait Stage: Send {
     fn read_reduced(&self, reduction: Reduction, piece: Range<usize>) -> Result<Vec<u8>, StageError>;
     /// The sum over all uses of a shared parameter, as it was settled.
     fn read_settled(&self, reduction: Reduction, name: &str) -> Result<Vec<u8>, StageError>;
+    /// Adds up the uses of a shared parameter that has all of them here; tells Σ g² in f64.
+    fn settle_alone(&mut self, reduction: Reduction, name: &str) -> Result<f64, StageError>;
+    /// Σ g² in f64 of each parameter that is used once, of the gradient as it was reduced.
+    fn sums_of_squares(&self, reduction: Reduction) -> Result<BTreeMap<String, f64>, StageError>;
     /// What the coordinator must know before it commits, of the gradient as it was reduced.
     fn prepare(&self, reduction: Reduction) -> Result<Prepared, StageError>;
     /// Carries out a commit, once: applying it again changes nothing. Drops all work of its step and earlier ones.

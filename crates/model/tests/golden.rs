@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use starling_model::config::{Architecture, ModelConfig};
-use starling_model::engine::naive::{Naive, Real};
-use starling_model::engine::{Activation, NO_TARGET, Shape};
+use starling_model::engine::cpu::{Cpu, Isa};
+use starling_model::engine::naive::Naive;
+use starling_model::engine::{Activation, Dtype, Engine, NO_TARGET, Shape};
 use starling_model::local::LocalStage;
 use starling_model::lots::{Lots, Node};
 use starling_model::optimiser::{Kind, OptimiserConfig};
@@ -81,14 +82,14 @@ impl Golden {
         config.architecture(self.config.vocabulary)
     }
 
-    fn stage<T: Real>(&self, optimiser: &OptimiserConfig) -> LocalStage<Naive<T>> {
+    fn stage<E: Engine>(&self, engine: E, optimiser: &OptimiserConfig) -> LocalStage<E> {
         let architecture = self.architecture();
-        let engine = Arc::new(Naive::<T>::new(1).unwrap());
+        let engine = Arc::new(engine);
         let units = 0..architecture.units().len();
         let mut stage = LocalStage::new(engine, architecture, units, optimiser.rule(), 0);
         for (name, tensor) in &self.weights {
             let start = stage.layout().span(name).unwrap().start;
-            stage.write(State::Weights, start, &bytes::<T>(&tensor.data)).unwrap();
+            stage.write(State::Weights, start, &bytes(stage.dtype(), &tensor.data)).unwrap();
         }
         stage
     }
@@ -115,18 +116,22 @@ impl Golden {
     }
 }
 
-fn bytes<T: Real>(values: &[f64]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    values.iter().for_each(|&x| T::of(x).push_bytes(&mut bytes));
-    bytes
+fn bytes(dtype: Dtype, values: &[f64]) -> Vec<u8> {
+    match dtype {
+        Dtype::F32 => values.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect(),
+        Dtype::F64 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+    }
 }
 
-fn values<T: Real>(bytes: &[u8]) -> Vec<f64> {
-    bytes.chunks_exact(T::DTYPE.size()).map(|b| T::from_bytes(b).to_f64()).collect()
+fn values(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
+    match dtype {
+        Dtype::F32 => bytes.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x).into()).collect(),
+        Dtype::F64 => bytes.as_chunks().0.iter().map(|&x| f64::from_le_bytes(x)).collect(),
+    }
 }
 
 /// Forward, backward, reduce: everything before the commit; returns the loss and each parameter's gradient.
-fn gradients<T: Real>(golden: &Golden, stage: &mut dyn Stage) -> (f64, u64, BTreeMap<String, Vec<f64>>) {
+fn gradients(golden: &Golden, stage: &mut dyn Stage) -> (f64, u64, BTreeMap<String, Vec<f64>>) {
     let (input, meta) = golden.microbatch();
     let microbatch = Microbatch { step: 0, index: 0, version: stage.version() };
     let (output, ticket) = stage.forward(microbatch, input, meta, Keep::All).unwrap();
@@ -140,7 +145,7 @@ fn gradients<T: Real>(golden: &Golden, stage: &mut dyn Stage) -> (f64, u64, BTre
     settle_shared(&mut [vec![&mut *stage]], reduction).unwrap();
 
     // A parameter's gradient stands in the slots of its uses; a shared one's is the sum over them.
-    let all = values::<T>(&sum);
+    let all = values(stage.dtype(), &sum);
     let mut found: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     let mut start = 0;
     for parameter in
@@ -162,10 +167,10 @@ fn agree(what: &str, ours: &[f64], theirs: &[f64], most: f64) {
     }
 }
 
-fn loss_and_gradients_agree<T: Real>(most: f64) {
+fn loss_and_gradients_agree<E: Engine>(engine: impl Fn() -> E, most: f64) {
     for golden in cases() {
-        let mut stage = golden.stage::<T>(&OptimiserConfig::default());
-        let (loss, tokens, gradients) = gradients::<T>(&golden, &mut stage);
+        let mut stage = golden.stage(engine(), &OptimiserConfig::default());
+        let (loss, tokens, gradients) = gradients(&golden, &mut stage);
         agree("loss", &[loss], &[golden.loss_sum], most);
         assert_eq!(tokens, golden.tokens_counted);
         assert!(gradients.keys().eq(golden.gradients.keys()));
@@ -177,12 +182,19 @@ fn loss_and_gradients_agree<T: Real>(most: f64) {
 
 #[test]
 fn loss_and_gradients_are_pytorchs_in_single_precision() {
-    loss_and_gradients_agree::<f32>(1e-5);
+    loss_and_gradients_agree(|| Naive::<f32>::new(1).unwrap(), 1e-5);
+}
+
+#[test]
+fn loss_and_gradients_are_pytorchs_on_every_path_of_the_fast_engine() {
+    for isa in Isa::available() {
+        loss_and_gradients_agree(|| Cpu::on(isa, 2).unwrap(), 1e-5);
+    }
 }
 
 #[test]
 fn loss_and_gradients_are_pytorchs_in_double_precision() {
-    loss_and_gradients_agree::<f64>(1e-9);
+    loss_and_gradients_agree(|| Naive::<f64>::new(1).unwrap(), 1e-9);
 }
 
 #[test]
@@ -200,8 +212,8 @@ fn updates_are_pytorchs() {
                 weight_decay: if kind == Kind::Sgd { 0.0 } else { 0.1 },
                 ..Default::default()
             };
-            let mut stage = golden.stage::<f64>(&optimiser);
-            gradients::<f64>(&golden, &mut stage);
+            let mut stage = golden.stage(Naive::<f64>::new(1).unwrap(), &optimiser);
+            gradients(&golden, &mut stage);
             let gradient = stage.read_sum(0, Node::root(1), 0..stage.gradient_len()).unwrap();
             for step in 0..updated.steps {
                 // PyTorch's optimisers saw the same gradient in every step.
@@ -217,7 +229,7 @@ fn updates_are_pytorchs() {
             for (name, theirs) in &updated.weights {
                 let span = stage.layout().span(name).unwrap();
                 let mut ours =
-                    values::<f64>(&stage.read(stage.version(), State::Weights, span.range()).unwrap());
+                    values(Dtype::F64, &stage.read(stage.version(), State::Weights, span.range()).unwrap());
                 let mut theirs = theirs.clone();
                 if name.ends_with("c_attn.bias") {
                     // A key's bias has no influence: its gradient is rounding noise, which Adam blows up.

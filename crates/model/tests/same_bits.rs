@@ -8,6 +8,8 @@ use std::sync::Arc;
 use starling_corpus::{DataConfig, Sampler, SyntheticConfig};
 use starling_model::batch;
 use starling_model::config::ModelConfig;
+use starling_model::device::Device;
+use starling_model::engine::cpu::Cpu;
 use starling_model::engine::naive::Naive;
 use starling_model::local::LocalStage;
 use starling_model::lots::Lots;
@@ -18,8 +20,11 @@ use starling_model::reference::Reference;
 use starling_model::run::{Run, TrainConfig};
 use starling_model::stage::{Commit, Input, Keep, Loss, Microbatch, Output, Reduction, Stage};
 
+/// The engines that compute.
+const DEVICES: [Device; 2] = [Device::Cpu, Device::Naive];
+
 /// Everything that could make the order of a sum visible: tied weights, shared layers, dropout, clipping.
-fn run() -> Run {
+fn run(device: Device) -> Run {
     Run {
         name: "same-bits".into(),
         seed: 11,
@@ -39,7 +44,15 @@ fn run() -> Run {
             ..Default::default()
         },
         optimiser: OptimiserConfig { clip: 0.3, warmup_steps: 2, lr: 1e-2, ..Default::default() },
-        train: TrainConfig { steps: 4, batch: 14, microbatch: 2, lots: 5, threads: 1, ..Default::default() },
+        train: TrainConfig {
+            steps: 4,
+            batch: 14,
+            microbatch: 2,
+            lots: 5,
+            threads: 1,
+            device,
+            ..Default::default()
+        },
         ..Default::default()
     }
 }
@@ -66,14 +79,17 @@ fn reference_hashes(run: &Run) -> Vec<String> {
 
 #[test]
 fn any_number_of_stages_and_threads_and_every_keep() {
-    let expected = reference_hashes(&run());
-    assert_eq!(expected.iter().collect::<std::collections::BTreeSet<_>>().len(), expected.len());
-    for stages in 1..=6 {
-        for keep in [Keep::All, Keep::Input] {
-            for threads in [1, 2, 3] {
-                let mut run = run();
-                (run.train.stages, run.train.keep, run.train.threads) = (stages, keep, threads);
-                assert_eq!(reference_hashes(&run), expected, "{stages} stages, {keep:?}, {threads} threads");
+    for device in DEVICES {
+        let expected = reference_hashes(&run(device));
+        assert_eq!(expected.iter().collect::<std::collections::BTreeSet<_>>().len(), expected.len());
+        for stages in 1..=6 {
+            for keep in [Keep::All, Keep::Input] {
+                for threads in [1, 2, 3] {
+                    let mut run = run(device);
+                    (run.train.stages, run.train.keep, run.train.threads) = (stages, keep, threads);
+                    let case = format!("{device}: {stages} stages, {keep:?}, {threads} threads");
+                    assert_eq!(reference_hashes(&run), expected, "{case}");
+                }
             }
         }
     }
@@ -81,19 +97,21 @@ fn any_number_of_stages_and_threads_and_every_keep() {
 
 #[test]
 fn every_optimiser_and_an_untied_head_in_three_stages() {
-    for kind in [Kind::Adamw, Kind::Sgd, Kind::Lamb] {
-        let mut run = run();
+    for (device, kind) in
+        DEVICES.into_iter().flat_map(|device| [Kind::Adamw, Kind::Sgd, Kind::Lamb].map(|kind| (device, kind)))
+    {
+        let mut run = run(device);
         run.optimiser.kind = kind;
         run.model.tied = kind == Kind::Sgd;
         run.data.document_mask = true;
         let expected = reference_hashes(&run);
         run.train.stages = 3;
-        assert_eq!(reference_hashes(&run), expected, "{kind:?}");
+        assert_eq!(reference_hashes(&run), expected, "{device} {kind:?}");
     }
 }
 
 /// One peer's copy of a stage.
-type Replica = LocalStage<Naive<f32>>;
+type Replica = Box<dyn Stage>;
 
 /// Stages with replicas, trained by hand: lots go to replicas, microbatches come in any order.
 struct Swarm {
@@ -106,9 +124,14 @@ impl Swarm {
     fn new(run: Run, cuts: &[Range<usize>], replicas: usize) -> (Swarm, tempfile::TempDir) {
         let (sampler, vocabulary, cache) = sampler(&run);
         let architecture = run.model.architecture(vocabulary);
-        let engine = Arc::new(Naive::<f32>::new(1).unwrap());
-        let replica = |cut: &Range<usize>| {
-            LocalStage::new(engine.clone(), architecture.clone(), cut.clone(), run.optimiser.rule(), run.seed)
+        let (rule, seed) = (run.optimiser.rule(), run.seed);
+        let (cpu, naive) = (Arc::new(Cpu::new(1).unwrap()), Arc::new(Naive::<f32>::new(1).unwrap()));
+        let replica = |cut: &Range<usize>| -> Replica {
+            let (architecture, cut) = (architecture.clone(), cut.clone());
+            match run.train.device {
+                Device::Naive => Box::new(LocalStage::new(naive.clone(), architecture, cut, rule, seed)),
+                _ => Box::new(LocalStage::new(cpu.clone(), architecture, cut, rule, seed)),
+            }
         };
         let stages = cuts.iter().map(|cut| (0..replicas).map(|_| replica(cut)).collect()).collect();
         (Swarm { run, sampler, stages }, cache)
@@ -172,7 +195,7 @@ impl Swarm {
             // In three uneven pieces, each reduced by itself, as several owners would.
             let len = replicas[0].gradient_len();
             for piece in [0..len / 7, len / 7..len / 2, len / 2..len] {
-                let holders: Vec<&dyn Stage> = replicas.iter().map(|r| r as &dyn Stage).collect();
+                let holders: Vec<&dyn Stage> = replicas.iter().map(|r| &**r).collect();
                 let sum = reduce_piece(&holders, step, lots.lots, piece.clone()).unwrap();
                 for replica in replicas.iter_mut() {
                     if piece.start == 0 {
@@ -182,8 +205,11 @@ impl Swarm {
                 }
             }
         }
-        let mut all: Vec<Vec<&mut dyn Stage>> =
-            self.stages.iter_mut().map(|rs| rs.iter_mut().map(|r| r as &mut dyn Stage).collect()).collect();
+        let mut all: Vec<Vec<&mut dyn Stage>> = self
+            .stages
+            .iter_mut()
+            .map(|rs| rs.iter_mut().map(|r| &mut **r as &mut dyn Stage).collect())
+            .collect();
         let mut squares = settle_shared(&mut all, reduction).unwrap();
         for replicas in &all {
             let prepared = replicas[0].prepare(reduction).unwrap();
@@ -204,17 +230,20 @@ impl Swarm {
 #[test]
 #[allow(clippy::single_range_in_vec_init, reason = "one stage is a cut too")]
 fn any_assignment_of_lots_to_holders_and_any_order_of_arrival() {
-    let expected = reference_hashes(&run());
-    // Cuts through the shared pairs of blocks (1,2) and (3,4), and through the tied embedding.
-    let cuts: [&[Range<usize>]; 4] =
-        [&[0..6], &[0..2, 2..6], &[0..1, 1..4, 4..6], &[0..1, 1..2, 2..3, 3..4, 4..5, 5..6]];
-    for (case, cuts) in cuts.into_iter().enumerate() {
-        let (mut swarm, _cache) = Swarm::new(run(), cuts, 3);
-        for (step, expected) in expected.iter().enumerate() {
-            let mut order: Vec<u32> = (0..7).collect();
-            order.sort_by_key(|i| (i * 5 + step as u32 * 3 + case as u32) % 7);
-            let holder = |stage: usize, lot: u32| (lot as usize * 7 + stage * 3 + step * 5 + case) % 3;
-            assert_eq!(&swarm.step(step as u64, &order, holder), expected, "cuts {cuts:?}, step {step}");
+    for device in DEVICES {
+        let expected = reference_hashes(&run(device));
+        // Cuts through the shared pairs of blocks (1,2) and (3,4), and through the tied embedding.
+        let cuts: [&[Range<usize>]; 4] =
+            [&[0..6], &[0..2, 2..6], &[0..1, 1..4, 4..6], &[0..1, 1..2, 2..3, 3..4, 4..5, 5..6]];
+        for (case, cuts) in cuts.into_iter().enumerate() {
+            let (mut swarm, _cache) = Swarm::new(run(device), cuts, 3);
+            for (step, expected) in expected.iter().enumerate() {
+                let mut order: Vec<u32> = (0..7).collect();
+                order.sort_by_key(|i| (i * 5 + step as u32 * 3 + case as u32) % 7);
+                let holder = |stage: usize, lot: u32| (lot as usize * 7 + stage * 3 + step * 5 + case) % 3;
+                let found = swarm.step(step as u64, &order, holder);
+                assert_eq!(&found, expected, "{device}: cuts {cuts:?}, step {step}");
+            }
         }
     }
 }
@@ -223,19 +252,19 @@ fn any_assignment_of_lots_to_holders_and_any_order_of_arrival() {
 /// commit, and puts the new hash here.
 #[test]
 fn the_golden_run_ends_with_its_weights() {
-    let hashes = reference_hashes(&run());
+    let hashes = reference_hashes(&run(Device::Naive));
     assert_eq!(hashes[3], "4b12c37b4602da0d914e8d56cdd3249ebe09a554c498d0104b0fdd821dcbc494");
 }
 
 /// The comparison must be able to fail: what must never happen changes the hash.
 #[test]
 fn a_microbatch_counted_at_another_place_changes_the_hash() {
-    let expected = reference_hashes(&run());
-    let mut other = run();
+    let expected = reference_hashes(&run(Device::Cpu));
+    let mut other = run(Device::Cpu);
     other.seed = 12;
     assert_ne!(reference_hashes(&other)[0], expected[0]);
     // Microbatch 6 computed from the samples of microbatch 5: a double and a drop.
-    let (mut swarm, _cache) = Swarm::new(run(), &[0..3, 3..6], 1);
+    let (mut swarm, _cache) = Swarm::new(run(Device::Cpu), &[0..3, 3..6], 1);
     let lots = swarm.run.train.lots();
     let mut loss = Loss::default();
     for index in 0..lots.microbatches {

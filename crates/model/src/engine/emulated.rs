@@ -62,6 +62,10 @@ impl Engine for Emulated {
         len
     }
 
+    fn copy(&self, _: &usize, span: Span) -> usize {
+        span.len
+    }
+
     fn len(&self, buffer: &usize) -> usize {
         *buffer
     }
@@ -187,7 +191,15 @@ impl Engine for Emulated {
         *x
     }
 
-    fn head_loss(&self, x: &usize, _: &usize, norm: Norm, table: Span, targets: &[u32]) -> (f64, ()) {
+    fn head_loss(
+        &self,
+        x: &usize,
+        _: &usize,
+        norm: Norm,
+        table: Span,
+        targets: &[u32],
+        _: bool,
+    ) -> (f64, ()) {
         self.owe(2 * targets.len() * table.len);
         debug_assert_eq!(*x, targets.len() * norm.weight.len);
         // All words are equally likely to who knows nothing.

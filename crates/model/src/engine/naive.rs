@@ -60,6 +60,10 @@ impl<T: Real> Engine for Naive<T> {
         vec![T::ZERO; len]
     }
 
+    fn copy(&self, buffer: &Vec<T>, span: Span) -> Vec<T> {
+        buffer[span.range()].to_vec()
+    }
+
     fn len(&self, buffer: &Vec<T>) -> usize {
         buffer.len()
     }
@@ -257,6 +261,7 @@ impl<T: Real> Engine for Naive<T> {
         norm: Norm,
         table: Span,
         targets: &[u32],
+        _backward: bool,
     ) -> (f64, Vec<T>) {
         self.pool.install(|| {
             let head = Head::new(x, weights, norm, table);

@@ -96,6 +96,16 @@ impl<B> StepSums<B> {
         }
     }
 
+    /// Whether the sum over all lots is there.
+    pub fn is_whole(&self) -> bool {
+        self.nodes() == [Node::root(self.lots.lots)]
+    }
+
+    /// The sum over all lots.
+    pub fn into_total(self) -> Option<B> {
+        self.sealed.into_total()
+    }
+
     /// What was merged.
     pub fn merged(&self) -> Option<&(BTreeSet<u32>, B)> {
         self.merged.as_ref()

@@ -143,13 +143,13 @@ impl<E: Engine> Units<E> {
         (x, kept)
     }
 
-    /// The loss, if the last unit is the head and this is what it kept.
-    pub fn loss(&self, weights: &E::Buffer, meta: &Meta, kept: &mut Kept<E>) -> Option<Loss> {
+    /// The loss, if the last unit is the head and this is what it kept; `backward` says whether backward will follow.
+    pub fn loss(&self, weights: &E::Buffer, meta: &Meta, kept: &mut Kept<E>, backward: bool) -> Option<Loss> {
         let (Some(UnitKept::Head(x, engine_kept)), Some((norm, table))) = (kept.last_mut(), self.head())
         else {
             return None;
         };
-        let (sum, wanted) = self.engine.head_loss(x, weights, norm, table, &meta.targets);
+        let (sum, wanted) = self.engine.head_loss(x, weights, norm, table, &meta.targets, backward);
         *engine_kept = Some(wanted);
         let tokens = meta.targets.iter().filter(|&&target| target != NO_TARGET).count() as u64;
         Some(Loss { sum, tokens })

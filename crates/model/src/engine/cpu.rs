@@ -1,0 +1,559 @@
+//! The fast engine for processors: f32, fused kernels, instructions chosen at run time.
+//!
+//! Its numerics class is the path through the instruction set ([`isa`]) and nothing else. Every sum has an order that
+//! is fixed by the operation's sizes: threads, caches and neighbours in a microbatch have no part in it. Where the
+//! naive engine is obvious, this one is measured: `cargo xtask bench step`.
+//!
+//! What it keeps for backward is small (statistics of norms, the log-sum-exp of attention), but for the head's, which
+//! makes its gradients in forward ([`head`]).
+
+mod activate;
+mod attend;
+mod buffer;
+mod head;
+mod isa;
+mod lanes;
+mod maths;
+mod norm;
+mod product;
+mod rows;
+mod update;
+
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+pub use self::buffer::Buffer;
+pub use self::isa::{Isa, IsaError};
+
+use self::activate::{Activate, MultiplySlope};
+use self::attend::Head;
+use self::buffer::Shelf;
+use self::norm::NormWeights;
+use self::product::{Matrix, Start, Workshop};
+use self::rows::AddTo;
+use super::{Activation, Attention, Dtype, Engine, Linear, Norm, Shape, Span};
+use crate::optimiser::{Rule, Update};
+use crate::random::Dropout;
+
+/// The engine; see the module's head.
+pub struct Cpu {
+    pool: rayon::ThreadPool,
+    shop: Workshop,
+}
+
+/// What a forward operation leaves for its backward.
+pub enum Kept {
+    /// Nothing: it computes again.
+    Nothing,
+    /// Mean and scale of each normalised row.
+    Statistics(Buffer),
+    /// The log-sum-exp of attention, `[b,h,t]`.
+    LogSumExp(Buffer),
+    /// The head's gradients.
+    Head {
+        /// Of the norm's input: mean and scale of each row.
+        statistics: Buffer,
+        /// Of normalised tokens.
+        d_normed: Buffer,
+        /// Of the table.
+        d_table: Buffer,
+    },
+}
+
+impl Cpu {
+    /// An engine with its own `threads` threads (0 means one for every core), on the fastest path that there is or the
+    /// one that the environment asks for.
+    pub fn new(threads: usize) -> Result<Cpu, CpuError> {
+        Cpu::on(Isa::chosen()?, threads)
+    }
+
+    /// The same on this path.
+    pub fn on(isa: Isa, threads: usize) -> Result<Cpu, CpuError> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+        Ok(Cpu { pool, shop: Workshop { isa, shelf: Arc::new(Shelf::default()) } })
+    }
+
+    fn take(&self, len: usize) -> Buffer {
+        self.shop.shelf.take(len)
+    }
+
+    /// Sizes and places of one head of one sample.
+    fn head<'a>(
+        shape: Shape,
+        attention: Attention<'a>,
+        qkv: &'a [f32],
+        dropout: Dropout<'a>,
+        number: usize,
+    ) -> Head<'a> {
+        let (row, head) = (number / attention.heads, number % attention.heads);
+        let size = 3 * shape.columns * attention.heads * attention.head_width;
+        Head {
+            attention,
+            documents: &attention.documents[row * shape.columns..][..shape.columns],
+            qkv: &qkv[row * size..][..size],
+            dropout,
+            row,
+            head,
+        }
+    }
+
+    /// Adds to the gradients of weight and bias: `x` and the gradient of `x·W + bias` are given.
+    fn add_linear_gradients(&self, x: &[f32], d_out: &[f32], linear: Linear, grads: &mut [f32], to: Linear) {
+        let (inputs, outputs) = (linear.inputs, linear.outputs);
+        let (x_in, d_no) = (Matrix::of_rows(x, inputs).transposed(), Matrix::of_rows(d_out, outputs));
+        let d_weight = &mut grads[to.weight.range()];
+        self.shop.product(d_weight, outputs, x_in, d_no, x.len() / inputs, Start::Present, |_, _| {});
+        norm::add_column_sums(self.shop.isa, d_out, &mut grads[to.bias.range()]);
+    }
+}
+
+/// `d_x +=` of a normalisation, and adds to the gradients of gain and bias.
+fn norm_backward(
+    isa: Isa,
+    x: &[f32],
+    statistics: &[f32],
+    weights: NormWeights<'_>,
+    d_normed: &[f32],
+    d_x: &mut [f32],
+    (d_weight, d_bias): (&mut [f32], &mut [f32]),
+) {
+    let rows = 16 * weights.weight.len();
+    let operands = x.par_chunks(rows).zip(d_normed.par_chunks(rows)).zip(statistics.par_chunks(32));
+    d_x.par_chunks_mut(rows).zip(operands).for_each(|(d_x, ((x, d_out), statistics))| {
+        isa.run(norm::Backward { x, statistics, weight: weights.weight, d_out, d_x });
+    });
+    norm::add_gradients(isa, x, statistics, d_normed, d_weight, d_bias);
+}
+
+impl Engine for Cpu {
+    type Buffer = Buffer;
+    type Kept = Kept;
+
+    fn inside<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.pool.install(work)
+    }
+
+    fn dtype(&self) -> Dtype {
+        Dtype::F32
+    }
+
+    fn class(&self) -> String {
+        format!("cpu-f32-{}", self.shop.isa.name())
+    }
+
+    fn zeros(&self, len: usize) -> Buffer {
+        self.shop.shelf.zeros(len)
+    }
+
+    fn copy(&self, buffer: &Buffer, span: Span) -> Buffer {
+        let mut copy = self.take(span.len);
+        copy.copy_from_slice(&buffer[span.range()]);
+        copy
+    }
+
+    fn len(&self, buffer: &Buffer) -> usize {
+        buffer.len()
+    }
+
+    fn read(&self, buffer: &Buffer, span: Span) -> Vec<u8> {
+        let mut bytes = vec![0; 4 * span.len];
+        for (to, x) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(&buffer[span.range()]) {
+            *to = x.to_le_bytes();
+        }
+        bytes
+    }
+
+    fn write(&self, buffer: &mut Buffer, start: usize, bytes: &[u8]) {
+        for (slot, &x) in buffer[start..].iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *slot = f32::from_le_bytes(x);
+        }
+    }
+
+    fn add(&self, into: &mut Buffer, into_span: Span, from: &Buffer, from_span: Span) {
+        let (into, from) = (&mut into[into_span.range()], &from[from_span.range()]);
+        self.pool.install(|| rows::add(self.shop.isa, into, from));
+    }
+
+    fn sum_of_squares(&self, buffer: &Buffer, span: Span) -> f64 {
+        update::sum_of_squares(&buffer[span.range()])
+    }
+
+    fn embed(
+        &self,
+        shape: Shape,
+        width: usize,
+        tokens: &[u32],
+        positions: &[u32],
+        weights: &Buffer,
+        table: Span,
+        position_table: Span,
+        dropout: Dropout<'_>,
+    ) -> Buffer {
+        let mut out = self.take(shape.tokens() * width);
+        self.pool.install(|| {
+            out.par_chunks_mut(width).enumerate().with_min_len(16).for_each(|(n, out)| {
+                let word = &weights[table.start + tokens[n] as usize * width..][..width];
+                let place = &weights[position_table.start + positions[n] as usize * width..][..width];
+                for i in 0..width {
+                    out[i] = word[i] + place[i];
+                }
+                rows::apply_dropout(shape, dropout, n, width, out);
+            });
+        });
+        out
+    }
+
+    fn embed_backward(
+        &self,
+        shape: Shape,
+        width: usize,
+        tokens: &[u32],
+        positions: &[u32],
+        dropout: Dropout<'_>,
+        d_out: &Buffer,
+        grads: &mut Buffer,
+        table: Span,
+        position_table: Span,
+    ) {
+        let dropped = self.dropped(shape, dropout, d_out);
+        let d_sum: &[f32] = dropped.as_deref().unwrap_or(d_out);
+        for (n, d_row) in d_sum.chunks_exact(width).enumerate() {
+            let (word, place) = (tokens[n] as usize * width, positions[n] as usize * width);
+            for start in [table.start + word, position_table.start + place] {
+                grads[start..][..width].iter_mut().zip(d_row).for_each(|(sum, d)| *sum += d);
+            }
+        }
+    }
+
+    fn norm_linear(&self, x: &Buffer, weights: &Buffer, norm: Norm, linear: Linear) -> (Buffer, Kept) {
+        let tokens = x.len() / linear.inputs;
+        let mut statistics = self.take(2 * tokens);
+        let mut out = self.take(tokens * linear.outputs);
+        self.pool.install(|| {
+            let mut normed = self.take(x.len());
+            norm::normalise(self.shop.isa, x, norm_weights(weights, norm), &mut normed, &mut statistics);
+            let weight = Matrix::of_rows(&weights[linear.weight.range()], linear.outputs);
+            let (normed, bias) =
+                (Matrix::of_rows(&normed, linear.inputs), Start::Row(&weights[linear.bias.range()]));
+            self.shop.product(&mut out, linear.outputs, normed, weight, linear.inputs, bias, |_, _| {});
+        });
+        (out, Kept::Statistics(statistics))
+    }
+
+    fn norm_linear_backward(
+        &self,
+        x: &Buffer,
+        kept: &Kept,
+        weights: &Buffer,
+        norm: Norm,
+        linear: Linear,
+        d_out: &Buffer,
+        d_x: &mut Buffer,
+        grads: &mut Buffer,
+        grad_norm: Norm,
+        grad_linear: Linear,
+    ) {
+        let Kept::Statistics(statistics) = kept else { unreachable!("forward kept statistics") };
+        let (inputs, outputs) = (linear.inputs, linear.outputs);
+        let isa = self.shop.isa;
+        self.pool.install(|| {
+            let norm_weights = norm_weights(weights, norm);
+            let mut normed = self.take(x.len());
+            norm::normalise_again(isa, x, norm_weights, statistics, &mut normed);
+            self.add_linear_gradients(&normed, d_out, linear, grads, grad_linear);
+            let mut d_normed = normed;
+            let weight_oi = Matrix::of_rows(&weights[linear.weight.range()], outputs).transposed();
+            let d_no = Matrix::of_rows(d_out, outputs);
+            self.shop.product(&mut d_normed, inputs, d_no, weight_oi, outputs, Start::Zero, |_, _| {});
+            let to = norm_gradients(grads, grad_norm);
+            norm_backward(isa, x, statistics, norm_weights, &d_normed, d_x, to);
+        });
+    }
+
+    fn attention(
+        &self,
+        shape: Shape,
+        attention: Attention<'_>,
+        qkv: &Buffer,
+        dropout: Dropout<'_>,
+    ) -> (Buffer, Kept) {
+        let Attention { heads, head_width, .. } = attention;
+        let size = shape.columns * head_width;
+        let mut out = self.take(shape.tokens() * heads * head_width);
+        let mut log_sum_exp = self.take(shape.tokens() * heads);
+        self.pool.install(|| {
+            // Head after head; then put into the tokens' rows.
+            let mut by_head = self.take(out.len());
+            by_head.par_chunks_mut(size).zip(log_sum_exp.par_chunks_mut(shape.columns)).enumerate().for_each(
+                |(number, (out, log_sum_exp))| {
+                    let head = Self::head(shape, attention, qkv, dropout, number);
+                    let scratch = &mut self.take(attend::Forward::scratch(head.sizes()));
+                    self.shop.isa.run(attend::Forward { head, out, log_sum_exp, scratch });
+                },
+            );
+            rows::interleave(&by_head, &mut out, shape.columns, head_width, heads, 1);
+        });
+        (out, Kept::LogSumExp(log_sum_exp))
+    }
+
+    fn attention_backward(
+        &self,
+        shape: Shape,
+        attention: Attention<'_>,
+        qkv: &Buffer,
+        out: &Buffer,
+        kept: &Kept,
+        dropout: Dropout<'_>,
+        d_out: &Buffer,
+    ) -> Buffer {
+        let Kept::LogSumExp(log_sum_exp) = kept else { unreachable!("forward kept sums") };
+        let Attention { heads, head_width, .. } = attention;
+        let (columns, sample) = (shape.columns, shape.columns * heads * head_width);
+        let mut d_qkv = self.take(qkv.len());
+        self.pool.install(|| {
+            let mut by_head = self.take(qkv.len());
+            by_head.par_chunks_mut(3 * columns * head_width).enumerate().for_each(|(number, d_parts)| {
+                let head = Self::head(shape, attention, qkv, dropout, number);
+                let scratch = &mut self.take(attend::Backward::scratch(head.sizes()));
+                let of_sample = head.row * sample..(head.row + 1) * sample;
+                self.shop.isa.run(attend::Backward {
+                    head,
+                    out: &out[of_sample.clone()],
+                    d_out: &d_out[of_sample],
+                    log_sum_exp: &log_sum_exp[number * columns..][..columns],
+                    d_parts,
+                    scratch,
+                });
+            });
+            rows::interleave(&by_head, &mut d_qkv, columns, head_width, heads, 3);
+        });
+        d_qkv
+    }
+
+    fn linear_residual(
+        &self,
+        shape: Shape,
+        activation: Activation,
+        x: &Buffer,
+        weights: &Buffer,
+        linear: Linear,
+        dropout: Dropout<'_>,
+        residual: &Buffer,
+    ) -> (Buffer, Kept) {
+        let (inputs, outputs) = (linear.inputs, linear.outputs);
+        let mut out = self.take(residual.len());
+        self.pool.install(|| {
+            let active = self.active(activation, x);
+            let active: &[f32] = active.as_deref().unwrap_or(x);
+            let weight = Matrix::of_rows(&weights[linear.weight.range()], outputs);
+            let bias = Start::Row(&weights[linear.bias.range()]);
+            let finish = |first: usize, out: &mut [f32]| {
+                for (n, out) in out.chunks_exact_mut(outputs).enumerate() {
+                    rows::apply_dropout(shape, dropout, first + n, outputs, out);
+                }
+                self.shop.isa.run(AddTo { from: &residual[first * outputs..][..out.len()], to: out });
+            };
+            self.shop.product(
+                &mut out,
+                outputs,
+                Matrix::of_rows(active, inputs),
+                weight,
+                inputs,
+                bias,
+                finish,
+            );
+        });
+        (out, Kept::Nothing)
+    }
+
+    fn linear_residual_backward(
+        &self,
+        shape: Shape,
+        activation: Activation,
+        x: &Buffer,
+        _kept: &Kept,
+        weights: &Buffer,
+        linear: Linear,
+        dropout: Dropout<'_>,
+        d_out: &Buffer,
+        grads: &mut Buffer,
+        grad_linear: Linear,
+    ) -> Buffer {
+        let (inputs, outputs) = (linear.inputs, linear.outputs);
+        let mut d_x = self.take(x.len());
+        self.pool.install(|| {
+            let dropped = self.dropped(shape, dropout, d_out);
+            let d_product: &[f32] = dropped.as_deref().unwrap_or(d_out);
+            let active = self.active(activation, x);
+            self.add_linear_gradients(active.as_deref().unwrap_or(x), d_product, linear, grads, grad_linear);
+            let weight_oi = Matrix::of_rows(&weights[linear.weight.range()], outputs).transposed();
+            let d_no = Matrix::of_rows(d_product, outputs);
+            self.shop.product(&mut d_x, inputs, d_no, weight_oi, outputs, Start::Zero, |first, d| {
+                let x = &x[first * inputs..][..d.len()];
+                self.shop.isa.run(MultiplySlope { activation, x, d });
+            });
+        });
+        d_x
+    }
+
+    fn head_loss(
+        &self,
+        x: &Buffer,
+        weights: &Buffer,
+        norm: Norm,
+        table: Span,
+        targets: &[u32],
+        backward: bool,
+    ) -> (f64, Kept) {
+        let width = norm.weight.len;
+        self.pool.install(|| {
+            let mut statistics = self.take(2 * targets.len());
+            let mut normed = self.take(x.len());
+            norm::normalise(self.shop.isa, x, norm_weights(weights, norm), &mut normed, &mut statistics);
+            let loss = head::Loss { normed: &normed, table: &weights[table.range()], width, targets };
+            if !backward {
+                return (loss.compute(&self.shop, None), Kept::Nothing);
+            }
+            let (mut d_normed, mut d_table) = (self.take(x.len()), self.take(table.len));
+            let gradients = head::Gradients { d_normed: &mut d_normed, d_table: &mut d_table };
+            let sum = loss.compute(&self.shop, Some(gradients));
+            (sum, Kept::Head { statistics, d_normed, d_table })
+        })
+    }
+
+    fn head_loss_backward(
+        &self,
+        x: &Buffer,
+        kept: &Kept,
+        weights: &Buffer,
+        norm: Norm,
+        _table: Span,
+        _targets: &[u32],
+        grads: &mut Buffer,
+        grad_norm: Norm,
+        grad_table: Span,
+    ) -> Buffer {
+        let Kept::Head { statistics, d_normed, d_table } = kept else {
+            unreachable!("forward was told that backward follows")
+        };
+        let isa = self.shop.isa;
+        self.pool.install(|| {
+            rows::add(isa, &mut grads[grad_table.range()], d_table);
+            let mut d_x = self.zeros(x.len());
+            let to = norm_gradients(grads, grad_norm);
+            norm_backward(isa, x, statistics, norm_weights(weights, norm), d_normed, &mut d_x, to);
+            d_x
+        })
+    }
+
+    fn head_logits(
+        &self,
+        x: &Buffer,
+        weights: &Buffer,
+        norm: Norm,
+        table: Span,
+        chosen: &[usize],
+    ) -> Vec<f32> {
+        let width = norm.weight.len;
+        let vocabulary = table.len / width;
+        self.pool.install(|| {
+            let mut rows = self.take(chosen.len() * width);
+            for (row, &n) in rows.chunks_exact_mut(width).zip(chosen) {
+                row.copy_from_slice(&x[n * width..][..width]);
+            }
+            let (mut normed, mut statistics) = (self.take(rows.len()), self.take(2 * chosen.len()));
+            norm::normalise(self.shop.isa, &rows, norm_weights(weights, norm), &mut normed, &mut statistics);
+            let mut logits = self.take(vocabulary * chosen.len());
+            let normed = Matrix::of_rows(&normed, width);
+            head::multiply(
+                &self.shop,
+                &mut logits,
+                chosen.len(),
+                &weights[table.range()],
+                normed,
+                width,
+                chosen.len(),
+            );
+            let of_token = |token| (0..vocabulary).map(move |word| word * chosen.len() + token);
+            (0..chosen.len()).flat_map(of_token).map(|at| logits[at]).collect()
+        })
+    }
+
+    fn kept_elements(&self, heads: usize) -> usize {
+        heads + 4
+    }
+
+    fn optimise(
+        &self,
+        rule: &Rule,
+        update: &Update,
+        decay: bool,
+        weights: &mut Buffer,
+        moments: &mut [Buffer],
+        span: Span,
+        gradient: &Buffer,
+        gradient_span: Span,
+    ) {
+        let mut moments = moments.iter_mut().map(|moment| &mut moment[span.range()]);
+        let first = moments.next().unwrap_or_default();
+        let second = moments.next().unwrap_or_default();
+        self.pool.install(|| {
+            let (weights, gradient) = (&mut weights[span.range()], &gradient[gradient_span.range()]);
+            update::update(self.shop.isa, rule, update, decay, weights, first, second, gradient);
+        });
+    }
+}
+
+impl Cpu {
+    /// `activation(x)`, or nothing where that is `x` itself.
+    fn active(&self, activation: Activation, x: &[f32]) -> Option<Buffer> {
+        if activation == Activation::Identity {
+            return None;
+        }
+        let mut active = self.take(x.len());
+        active.par_chunks_mut(activate::TASK).zip(x.par_chunks(activate::TASK)).for_each(|(out, x)| {
+            self.shop.isa.run(Activate { activation, x, out });
+        });
+        Some(active)
+    }
+
+    /// `d` after dropout, or nothing where that is `d` itself.
+    fn dropped(&self, shape: Shape, dropout: Dropout<'_>, d: &[f32]) -> Option<Buffer> {
+        if dropout.rate == 0.0 || d.is_empty() {
+            return None;
+        }
+        let mut dropped = self.take(d.len());
+        dropped.copy_from_slice(d);
+        let width = d.len() / shape.tokens();
+        for (n, row) in dropped.chunks_exact_mut(width).enumerate() {
+            rows::apply_dropout(shape, dropout, n, width, row);
+        }
+        Some(dropped)
+    }
+}
+
+fn norm_weights(weights: &[f32], norm: Norm) -> NormWeights<'_> {
+    NormWeights {
+        weight: &weights[norm.weight.range()],
+        bias: &weights[norm.bias.range()],
+        epsilon: norm.epsilon as f32,
+    }
+}
+
+/// The gradients of gain and bias, which stand one after the other in every layout.
+fn norm_gradients(grads: &mut [f32], norm: Norm) -> (&mut [f32], &mut [f32]) {
+    let (before, after) = grads.split_at_mut(norm.bias.start);
+    (&mut before[norm.weight.range()], &mut after[..norm.bias.len])
+}
+
+/// Why the engine cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum CpuError {
+    /// The instructions that are asked for are not there.
+    #[error(transparent)]
+    Isa(#[from] IsaError),
+    /// Its threads could not be started.
+    #[error("the engine's threads could not be started; use fewer with train.threads")]
+    Threads(#[from] rayon::ThreadPoolBuildError),
+}

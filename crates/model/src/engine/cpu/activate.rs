@@ -1,0 +1,95 @@
+//! Activations and their slopes.
+
+use super::isa::Kernel;
+use super::lanes::{LANES, Lanes};
+use super::maths::{erf, exp};
+use crate::engine::Activation;
+
+/// Elements that one task takes.
+pub const TASK: usize = 16 * 1024;
+
+/// `out = activation(x)`.
+pub struct Activate<'a> {
+    pub activation: Activation,
+    pub x: &'a [f32],
+    pub out: &'a mut [f32],
+}
+
+impl Kernel for Activate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Lanes>(self) {
+        let pairs = self.x.chunks(LANES).zip(self.out.chunks_mut(LANES));
+        match self.activation {
+            Activation::Identity => pairs.for_each(|(x, out)| out.copy_from_slice(x)),
+            Activation::Gelu => {
+                for (x, out) in pairs {
+                    let x = V::load_some(x, 0.0);
+                    x.mul(normal_share(x)).store_some(out);
+                }
+            }
+            Activation::GeluNew => {
+                for (x, out) in pairs {
+                    let x = V::load_some(x, 0.0);
+                    x.mul(logistic_share(x)).store_some(out);
+                }
+            }
+        }
+    }
+}
+
+/// `d *= slope of the activation at x`.
+pub struct MultiplySlope<'a> {
+    pub activation: Activation,
+    pub x: &'a [f32],
+    pub d: &'a mut [f32],
+}
+
+impl Kernel for MultiplySlope<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Lanes>(self) {
+        let pairs = self.x.chunks(LANES).zip(self.d.chunks_mut(LANES));
+        match self.activation {
+            Activation::Identity => {}
+            Activation::Gelu => {
+                let (half, height) = (V::splat(-0.5), V::splat(0.398_942_3));
+                for (x, d) in pairs {
+                    let x = V::load_some(x, 0.0);
+                    let density = height.mul(exp(x.mul(x).mul(half)));
+                    let slope = x.mul_add(density, normal_share(x));
+                    V::load_some(d, 0.0).mul(slope).store_some(d);
+                }
+            }
+            Activation::GeluNew => {
+                for (x, d) in pairs {
+                    let x = V::load_some(x, 0.0);
+                    let share = logistic_share(x);
+                    // d/dx of the share's argument, 2·√(2/π)·(1 + 3·0.044715·x²).
+                    let inner = x.mul(x).mul_add(V::splat(3.0 * CUBIC * TWICE_ROOT), V::splat(TWICE_ROOT));
+                    let change = share.mul(V::splat(1.0).sub(share)).mul(inner);
+                    V::load_some(d, 0.0).mul(x.mul_add(change, share)).store_some(d);
+                }
+            }
+        }
+    }
+}
+
+/// 2·√(2/π).
+const TWICE_ROOT: f32 = 1.595_769_1;
+const CUBIC: f32 = 0.044_715;
+
+/// ½·(1 + erf(x/√2)).
+#[inline(always)]
+fn normal_share<V: Lanes>(x: V) -> V {
+    erf(x.mul(V::splat(std::f32::consts::FRAC_1_SQRT_2))).mul_add(V::splat(0.5), V::splat(0.5))
+}
+
+/// ½·(1 + tanh u) of GPT-2's GELU, which is 1 ÷ (1 + e^(−2u)).
+#[inline(always)]
+fn logistic_share<V: Lanes>(x: V) -> V {
+    let negative = x.mul(x).mul_add(V::splat(-CUBIC * TWICE_ROOT), V::splat(-TWICE_ROOT)).mul(x);
+    V::splat(1.0).div(V::splat(1.0).add(exp(negative)))
+}

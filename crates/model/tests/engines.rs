@@ -1,0 +1,337 @@
+//! The fast engine computes what the naive one computes, on every path of this processor; and a sample's activations
+//! do not depend on its neighbours, nor anything on threads.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use starling_model::engine::cpu::{Buffer, Cpu, Isa};
+use starling_model::engine::naive::Naive;
+use starling_model::engine::{Activation, Attention, Engine, Linear, NO_TARGET, Norm, Shape, Span};
+use starling_model::optimiser::{Rule, Update};
+use starling_model::random::{Dropout, normals};
+
+/// Rows, columns, heads, width of a head, inner width, vocabulary.
+const SHAPES: [[usize; 6]; 9] = [
+    [1, 1, 1, 1, 1, 1],
+    [2, 1, 3, 5, 7, 11],
+    [3, 5, 2, 3, 17, 19],
+    [2, 47, 1, 16, 33, 300],
+    [1, 48, 2, 8, 15, 513],
+    [2, 49, 3, 7, 64, 40],
+    [1, 131, 2, 24, 600, 257],
+    [5, 70, 1, 40, 80, 31],
+    [0, 8, 2, 4, 8, 12],
+];
+
+/// One problem of every operation, its numbers drawn by name.
+struct Case {
+    shape: Shape,
+    heads: usize,
+    head_width: usize,
+    inner: usize,
+    vocabulary: usize,
+    rate: f64,
+    documents: Vec<u32>,
+    samples: Vec<u64>,
+    scale: f64,
+}
+
+fn cases() -> impl Iterator<Item = Case> {
+    SHAPES.into_iter().flat_map(|[rows, columns, heads, head_width, inner, vocabulary]| {
+        [(0.0, 1.0), (0.3, 1.0), (0.0, 30.0)].map(|(rate, scale)| Case {
+            shape: Shape { rows, columns },
+            heads,
+            head_width,
+            inner,
+            vocabulary,
+            rate,
+            // Documents of 1, 2, 3, … positions; every other row is one document.
+            documents: (0..rows * columns)
+                .map(|n| if (n / columns) % 2 == 0 { ((2 * (n % columns)) as f64).sqrt() as u32 } else { 0 })
+                .collect(),
+            samples: (0..rows as u64).map(|row| row * 7 + 1).collect(),
+            scale,
+        })
+    })
+}
+
+fn numbers(name: &str, count: usize, scale: f64) -> Vec<f64> {
+    normals(1, name, count).map(|x| scale * x).collect()
+}
+
+fn span(start: usize, len: usize) -> Span {
+    Span { start, len }
+}
+
+/// Everything that an engine makes of a case, by name.
+type Results = Vec<(&'static str, Vec<f64>)>;
+
+impl Case {
+    fn width(&self) -> usize {
+        self.heads * self.head_width
+    }
+
+    fn dropout(&self) -> Dropout<'_> {
+        Dropout { rate: self.rate, seed: 5, place: 9, samples: &self.samples }
+    }
+
+    /// Every operation forward and backward.
+    fn results<E: Engine>(&self, engine: &E) -> Results {
+        let mut results = Results::new();
+        let upload = |values: Vec<f64>| {
+            let bytes: Vec<u8> = match engine.dtype().size() {
+                4 => values.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect(),
+                _ => values.iter().flat_map(|&x| f64::from(x as f32).to_le_bytes()).collect(),
+            };
+            let mut buffer = engine.zeros(values.len());
+            engine.write(&mut buffer, 0, &bytes);
+            buffer
+        };
+        let mut note = |name, buffer: &E::Buffer| {
+            let bytes = engine.read(buffer, span(0, engine.len(buffer)));
+            let values = match engine.dtype().size() {
+                4 => bytes.as_chunks().0.iter().map(|&x| f32::from_le_bytes(x).into()).collect(),
+                _ => bytes.as_chunks().0.iter().map(|&x| f64::from_le_bytes(x)).collect(),
+            };
+            results.push((name, values));
+        };
+        let (tokens, d, f, shape) = (self.shape.tokens(), self.width(), self.inner, self.shape);
+        let (norm, linear, len) = norm_and_linear(d, f);
+        let weights = upload(numbers("weights", len, 0.5));
+        let x = upload(numbers("x", tokens * d, self.scale));
+
+        let (out, kept) = engine.norm_linear(&x, &weights, norm, linear);
+        note("norm_linear", &out);
+        let d_out = upload(numbers("d", tokens * f, 1.0));
+        let (mut d_x, mut grads) =
+            (upload(numbers("before", tokens * d, 1.0)), upload(numbers("g", len, 1.0)));
+        engine.norm_linear_backward(
+            &x, &kept, &weights, norm, linear, &d_out, &mut d_x, &mut grads, norm, linear,
+        );
+        note("norm_linear d_x", &d_x);
+        note("norm_linear grads", &grads);
+
+        let attention =
+            Attention { heads: self.heads, head_width: self.head_width, documents: &self.documents };
+        let qkv = upload(numbers("qkv", tokens * 3 * d, self.scale));
+        let (out, kept) = engine.attention(shape, attention, &qkv, self.dropout());
+        note("attention", &out);
+        let d_attended = upload(numbers("d", tokens * d, 1.0));
+        let d_qkv =
+            engine.attention_backward(shape, attention, &qkv, &out, &kept, self.dropout(), &d_attended);
+        note("attention d_qkv", &d_qkv);
+
+        for (activation, name, back) in [
+            (Activation::Identity, "linear", "linear d_x"),
+            (Activation::Gelu, "gelu", "gelu d_x"),
+            (Activation::GeluNew, "gelu_new", "gelu_new d_x"),
+        ] {
+            let residual = upload(numbers("residual", tokens * f, 1.0));
+            let (out, kept) =
+                engine.linear_residual(shape, activation, &x, &weights, linear, self.dropout(), &residual);
+            note(name, &out);
+            let mut grads = engine.zeros(len);
+            let d_x = engine.linear_residual_backward(
+                shape,
+                activation,
+                &x,
+                &kept,
+                &weights,
+                linear,
+                self.dropout(),
+                &d_out,
+                &mut grads,
+                linear,
+            );
+            note(back, &d_x);
+            note("linear grads", &grads);
+        }
+
+        let table = span(2 * d, self.vocabulary * d);
+        let weights = upload(numbers("head", 2 * d + table.len, self.scale));
+        let target = |n: usize| if n % 5 == 3 { NO_TARGET } else { (n * 7 % self.vocabulary) as u32 };
+        let targets: Vec<u32> = (0..tokens).map(target).collect();
+        let (loss, kept) = engine.head_loss(&x, &weights, norm, table, &targets, true);
+        let (same, _) = engine.head_loss(&x, &weights, norm, table, &targets, false);
+        assert_eq!(loss.to_bits(), same.to_bits());
+        let mut grads = engine.zeros(2 * d + table.len);
+        let d_x =
+            engine.head_loss_backward(&x, &kept, &weights, norm, table, &targets, &mut grads, norm, table);
+        note("head d_x", &d_x);
+        note("head grads", &grads);
+        let chosen: Vec<usize> = (0..tokens).step_by(3).collect();
+        let logits = engine.head_logits(&x, &weights, norm, table, &chosen);
+
+        let ids: Vec<u32> = (0..tokens).map(|n| (n * n % self.vocabulary) as u32).collect();
+        let positions: Vec<u32> = (0..tokens).map(|n| (n % shape.columns) as u32).collect();
+        let places = span(self.vocabulary * d, shape.columns * d);
+        let words = span(0, self.vocabulary * d);
+        let tables = upload(numbers("tables", words.len + places.len, 1.0));
+        let embedded = engine.embed(shape, d, &ids, &positions, &tables, words, places, self.dropout());
+        note("embed", &embedded);
+        let mut grads = engine.zeros(words.len + places.len);
+        engine.embed_backward(
+            shape,
+            d,
+            &ids,
+            &positions,
+            self.dropout(),
+            &d_attended,
+            &mut grads,
+            words,
+            places,
+        );
+        note("embed grads", &grads);
+        results.push(("loss", vec![loss]));
+        results.push(("logits", logits.into_iter().map(f64::from).collect()));
+        results
+    }
+}
+
+fn norm_and_linear(d: usize, f: usize) -> (Norm, Linear, usize) {
+    let norm = Norm { weight: span(0, d), bias: span(d, d), epsilon: 1e-5 };
+    let linear = Linear { weight: span(2 * d, d * f), bias: span(2 * d + d * f, f), inputs: d, outputs: f };
+    (norm, linear, 2 * d + d * f + f)
+}
+
+/// Against the naive engine in double precision: relative to the largest number of the result.
+#[test]
+fn every_operation_on_every_path_is_the_naive_engines() {
+    for case in cases() {
+        let expected = case.results(&Naive::<f64>::new(1).unwrap());
+        for isa in Isa::available() {
+            let found = case.results(&Cpu::on(isa, 2).unwrap());
+            for ((name, expected), (_, found)) in expected.iter().zip(&found) {
+                assert_eq!(expected.len(), found.len());
+                let size = expected.iter().fold(1.0f64, |size, x| size.max(x.abs()));
+                // Large scores and logits are themselves only known to f32's precision.
+                let most = 4e-6 * size * case.scale.powi(2);
+                for (i, (a, b)) in expected.iter().zip(found).enumerate() {
+                    let what = || format!("{isa:?} {:?} rate {} scale {}", case.shape, case.rate, case.scale);
+                    assert!((a - b).abs() <= most, "{}: {name}[{i}] is {b} instead of {a}", what());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    for case in cases() {
+        for isa in Isa::available() {
+            let one = case.results(&Cpu::on(isa, 1).unwrap());
+            for threads in [2, 3, 5] {
+                assert!(case.results(&Cpu::on(isa, threads).unwrap()) == one, "{isa:?}, {threads} threads");
+            }
+        }
+    }
+}
+
+/// Buffers are used again: what was in them must not matter.
+#[test]
+fn what_was_computed_before_changes_no_bit() {
+    for isa in Isa::available() {
+        let engine = Cpu::on(isa, 2).unwrap();
+        for case in cases() {
+            case.results(&engine);
+            let mut poison: Vec<Buffer> = Vec::new();
+            for tokens in [case.shape.tokens(), 48, 64, 96, 256] {
+                for elements in
+                    [1, case.width(), 2 * case.width(), 3 * case.width(), case.inner, case.vocabulary]
+                {
+                    poison.push(engine.zeros(tokens * elements));
+                }
+            }
+            poison.iter_mut().for_each(|buffer| buffer.fill(f32::NAN));
+        }
+        for case in cases() {
+            assert!(
+                case.results(&engine) == case.results(&Cpu::on(isa, 2).unwrap()),
+                "{isa:?} {:?}",
+                case.shape
+            );
+        }
+    }
+}
+
+/// The bits of a sample's activations are the same alone, in the middle of others, and at the end.
+#[test]
+fn a_samples_activations_do_not_depend_on_its_microbatch() {
+    for isa in Isa::available() {
+        let engine = Cpu::on(isa, 3).unwrap();
+        for (columns, heads, head_width, inner) in
+            [(1, 1, 1, 3), (7, 2, 5, 300), (53, 2, 24, 64), (96, 1, 270, 520)]
+        {
+            let (d, f) = (heads * head_width, inner);
+            let (norm, linear, len) = norm_and_linear(d, f);
+            let weights = upload(&engine, &numbers("weights", len, 0.5));
+            let activations = |samples: &[u64]| {
+                let shape = Shape { rows: samples.len(), columns };
+                let dropout = Dropout { rate: 0.2, seed: 3, place: 1, samples };
+                let of = |name: &str, width: usize| {
+                    let of_sample = |s: &u64| numbers(&format!("{name}{s}"), columns * width, 1.0);
+                    upload(&engine, &samples.iter().flat_map(of_sample).collect::<Vec<f64>>())
+                };
+                let documents = vec![0; shape.tokens()];
+                let attention = Attention { heads, head_width, documents: &documents };
+                let (x, residual) = (of("x", d), of("residual", f));
+                let normed = engine.norm_linear(&x, &weights, norm, linear).0;
+                let attended = engine.attention(shape, attention, &of("qkv", 3 * d), dropout).0;
+                let act = Activation::GeluNew;
+                let out = engine.linear_residual(shape, act, &x, &weights, linear, dropout, &residual).0;
+                let all: Vec<usize> = (0..shape.tokens()).collect();
+                let table = span(2 * d, len.saturating_sub(2 * d) / d * d);
+                let logits = engine.head_logits(&x, &weights, norm, table, &all);
+                let last = samples.iter().position(|&sample| sample == 42).unwrap();
+                [&normed[..], &attended[..], &out[..], &logits].map(|values| {
+                    let size = values.len() / samples.len();
+                    values[last * size..(last + 1) * size].to_vec()
+                })
+            };
+            let alone = activations(&[42]);
+            for samples in [&[42, 1][..], &[1, 42], &[3, 1, 2, 42, 5, 6, 7], &[9, 8, 7, 6, 42]] {
+                assert!(activations(samples) == alone, "{isa:?}, {columns} columns, samples {samples:?}");
+            }
+        }
+    }
+}
+
+fn upload(engine: &Cpu, values: &[f64]) -> Buffer {
+    let mut buffer = engine.zeros(values.len());
+    buffer.iter_mut().zip(values).for_each(|(to, &x)| *to = x as f32);
+    buffer
+}
+
+/// Updates use + − × ÷ √ only, none of them contracted: their bits are those of the naive engine.
+#[test]
+fn updates_are_the_naive_engines_bit_for_bit() {
+    let rules = [
+        Rule::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 },
+        Rule::Sgd { momentum: 0.9, weight_decay: 0.1 },
+        Rule::Lamb { beta1: 0.9, beta2: 0.999, epsilon: 1e-6, weight_decay: 0.01 },
+    ];
+    let update = Update { lr: 1e-2, gradient_scale: 0.3, bias1: 0.19, bias2: 0.0975 };
+    let len = 70_003;
+    let values = |name: &str| -> Vec<f32> { numbers(name, len, 1.0).iter().map(|&x| x as f32).collect() };
+    let squares = |name: &str| -> Vec<f32> { values(name).iter().map(|x| x * x).collect() };
+    let (at, from) = (span(3, len - 5), span(1, len - 5));
+    for (rule, decay) in rules.iter().flat_map(|rule| [(rule, true), (rule, false)]) {
+        let naive = Naive::<f32>::new(1).unwrap();
+        let mut weights = values("weights");
+        let mut moments = vec![values("first"), squares("second")];
+        let gradient = values("gradient");
+        naive.optimise(rule, &update, decay, &mut weights, &mut moments, at, &gradient, from);
+        for isa in Isa::available() {
+            let cpu = Cpu::on(isa, 2).unwrap();
+            let buffer = |values: Vec<f32>| {
+                let mut buffer = cpu.zeros(len);
+                buffer.copy_from_slice(&values);
+                buffer
+            };
+            let mut found = buffer(values("weights"));
+            let mut found_moments = vec![buffer(values("first")), buffer(squares("second"))];
+            let gradient = buffer(gradient.clone());
+            cpu.optimise(rule, &update, decay, &mut found, &mut found_moments, at, &gradient, from);
+            assert!(found[..] == weights[..], "{isa:?} {rule:?}");
+            assert!(found_moments.iter().zip(&moments).all(|(a, b)| a[..] == b[..]), "{isa:?} {rule:?}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! `step`: whole training steps of Starling's fast engine and of PyTorch, turn by turn, on the same weights and batches.
+//!
+//! Both sides are processes that wait for their turn, so that neither is measured in another minute than the other: on
+//! a machine that others use too, only the ratios of neighbouring turns mean something.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+use serde_json::json;
+use starling_model::config::ModelConfig;
+use starling_model::optimiser::{Decay, OptimiserConfig};
+use starling_model::random::uniform;
+
+use super::{Arguments, Figure, Must};
+use crate::python;
+use crate::tool::{program, root, run as run_tool, tool};
+
+/// Turns that each side gets.
+const PAIRS: usize = 10;
+/// Student's t for a one-sided bound of 95 % from ten pairs.
+const STUDENT: f64 = 1.833;
+/// Steps before the first turn.
+const WARM_UP: u64 = 2;
+
+/// What is trained, and what is demanded of it.
+struct Size {
+    name: &'static str,
+    vocabulary: usize,
+    model: ModelConfig,
+    batch: u32,
+    /// Steps of one turn.
+    steps: u64,
+    must: f64,
+}
+
+fn sizes() -> [Size; 3] {
+    let model =
+        |context, width, layers, heads| ModelConfig { context, width, layers, heads, ..Default::default() };
+    [
+        Size { name: "S", vocabulary: 8192, model: model(128, 256, 4, 4), batch: 8, steps: 4, must: 1.15 },
+        Size { name: "M", vocabulary: 8192, model: model(256, 512, 8, 8), batch: 4, steps: 1, must: 1.05 },
+        Size {
+            name: "L",
+            vocabulary: 50257,
+            model: model(1024, 768, 12, 12),
+            batch: 1,
+            steps: 1,
+            must: 1.05,
+        },
+    ]
+}
+
+pub fn run(arguments: &Arguments) -> Result<Vec<Figure>> {
+    let python = python::environment(&["torch", "numpy", "safetensors"])?;
+    run_tool(&mut tool("cargo build --release --package starling-model --example step"))?;
+    let mut figures = Vec::new();
+    let only: Vec<&str> = arguments.only.as_deref().map(|only| only.split(',').collect()).unwrap_or_default();
+    for size in sizes().iter().filter(|size| only.is_empty() || only.contains(&size.name)) {
+        for threads in [1, 2] {
+            figures.extend(compare(&python, size, threads)?);
+        }
+    }
+    Ok(figures)
+}
+
+fn compare(python: &Path, size: &Size, threads: usize) -> Result<Vec<Figure>> {
+    let directory = root().join("target/bench/step");
+    fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
+    write_job(&directory, size, threads)?;
+    let ours = || program(root().join("target/release/examples/step"));
+    run_tool(ours().arg(&directory).arg("write-weights"))?;
+    let script = root().join("xtask/python/step.py");
+    let mut starling = Side::start(ours().arg(&directory))?;
+    let mut torch = Side::start(program(python).arg(script).arg(&directory))?;
+
+    let mut most = 0f64;
+    let mut turn = |starling: &mut Side, torch: &mut Side, steps: u64| -> Result<(Turn, Turn)> {
+        let (ours, theirs) = (starling.turn(steps)?, torch.turn(steps)?);
+        for (a, b) in ours.losses.iter().zip(&theirs.losses) {
+            most = most.max((a - b).abs());
+        }
+        Ok((ours, theirs))
+    };
+    turn(&mut starling, &mut torch, WARM_UP)?;
+    let mut ratios = Vec::new();
+    let mut peaks = (0, 0);
+    for _ in 0..PAIRS {
+        let (ours, theirs) = turn(&mut starling, &mut torch, size.steps)?;
+        ratios.push((theirs.seconds / ours.seconds).ln());
+        peaks = (ours.peak_kib, theirs.peak_kib);
+        eprintln!("{}, {threads} threads: {:.3} s, PyTorch {:.3} s", size.name, ours.seconds, theirs.seconds);
+    }
+    let (mean, low) = mean_and_bound(&ratios);
+    let name = |what: &str| format!("{}, {threads} threads: {what}", size.name);
+    let figure = |what: &str, value, must| Figure { name: name(what), value, unit: String::new(), must };
+    Ok(vec![
+        figure("tokens/s ÷ PyTorch's", mean.exp(), Some(Must::AtLeast(size.must))),
+        figure("lower 95 % bound", low.exp(), None),
+        figure("memory ÷ PyTorch's", peaks.0 as f64 / peaks.1 as f64, Some(Must::AtMost(0.6))),
+        figure("largest difference of a loss", most, Some(Must::AtMost(1e-4))),
+    ])
+}
+
+fn write_job(directory: &Path, size: &Size, threads: usize) -> Result<()> {
+    let steps = WARM_UP + PAIRS as u64 * size.steps;
+    let optimiser =
+        OptimiserConfig { lr: 3e-4, warmup_steps: 0, decay: Decay::Constant, ..Default::default() };
+    let job = json!({
+        "vocabulary": size.vocabulary, "model": size.model, "optimiser": optimiser,
+        "batch": size.batch, "steps": steps, "threads": threads,
+    });
+    fs::write(directory.join("job.json"), serde_json::to_string_pretty(&job)?)?;
+    let tokens = steps * u64::from(size.batch) * (size.model.context as u64 + 1);
+    let token = |i| (uniform(7, i) * size.vocabulary as f64) as u32;
+    fs::write(
+        directory.join("batches.bin"),
+        (0..tokens).flat_map(|i| token(i).to_le_bytes()).collect::<Vec<u8>>(),
+    )?;
+    Ok(())
+}
+
+/// One side's process.
+struct Side {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+}
+
+/// What a side did in its turn.
+#[derive(Deserialize)]
+struct Turn {
+    seconds: f64,
+    losses: Vec<f64>,
+    /// The most memory that it has taken since its start.
+    peak_kib: u64,
+}
+
+impl Side {
+    fn start(command: &mut Command) -> Result<Side> {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let stdin = child.stdin.take().context("a child with a pipe has it")?;
+        let stdout = BufReader::new(child.stdout.take().context("a child with a pipe has it")?);
+        Ok(Side { child, stdin, stdout })
+    }
+
+    fn turn(&mut self, steps: u64) -> Result<Turn> {
+        writeln!(self.stdin, "{steps}")?;
+        self.stdin.flush()?;
+        let mut line = String::new();
+        self.stdout.read_line(&mut line)?;
+        ensure!(!line.is_empty(), "one side has ended before its time");
+        Ok(serde_json::from_str(&line)?)
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The mean, and what it lies above with a probability of 95 %.
+fn mean_and_bound(values: &[f64]) -> (f64, f64) {
+    let count = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    let variance = values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (count - 1.0);
+    (mean, mean - STUDENT * (variance / count).sqrt())
+}

@@ -1,14 +1,16 @@
 //! `starling eval`: how good a trained model is.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use starling_corpus::{DataConfig, SourceConfig, Split, Tokeniser};
 use starling_model::checkpoint::Checkpoint;
+use starling_model::stage::Loss;
 
 use crate::run_folder::checkpoint_at;
 use crate::session::Session;
+use crate::weights::Weights;
 use crate::words;
 
 /// Loss, perplexity and bits per byte on held-out text
@@ -17,7 +19,7 @@ use crate::words;
     after_help = "Examples:\n  starling eval runs/quickstart\n  starling eval runs/my --text other.txt"
 )]
 pub struct Arguments {
-    /// A run's folder, or one of its checkpoints
+    /// A run's folder, one of its checkpoints, or with --text a folder that Hugging Face's transformers wrote
     path: PathBuf,
     /// Evaluate on all of this text instead of the run's own held-out documents
     #[arg(long, value_name = "FILE")]
@@ -31,49 +33,51 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let path = checkpoint_at(&arguments.path)?;
-    let checkpoint = Checkpoint::open(&path)?;
-    let manifest = &checkpoint.manifest;
-    let mut run = manifest.run.clone();
-    run.train.threads = arguments.threads;
     let scratch = tempfile::tempdir().context("cannot make a temporary folder")?;
-    if let Some(text) = &arguments.text {
-        if let Tokeniser::Words { .. } | Tokeniser::Ids { .. } = manifest.tokeniser {
-            bail!(
-                "the model knows only the words of its generated languages, or only numbers; it cannot read {}",
-                text.display()
-            );
+    let (name, measured) = match &arguments.text {
+        Some(text) => on_text(arguments, text, scratch.path())?,
+        None => {
+            let path = checkpoint_at(&arguments.path)?;
+            let checkpoint = Checkpoint::open(&path)?;
+            let mut run = checkpoint.manifest.run.clone();
+            run.train.threads = arguments.threads;
+            let mut session = Session::open(run, scratch.path())?;
+            // Another text would have other held-out documents, some of them trained on.
+            session.restore(&checkpoint)?;
+            let name = format!("{}, step {}", path.display(), checkpoint.manifest.step);
+            (name, session.held_out(arguments.windows)?)
         }
-        // Documents end as they did in training, where that is known.
-        let split = match &run.data.sources[..] {
-            [source, ..] => source.split,
-            [] => Split::detect(text)?,
-        };
-        let source = SourceConfig { path: std::path::absolute(text)?, weight: 1.0, split };
-        let document_mask = run.data.document_mask;
-        run.data = DataConfig { sources: vec![source], held_out: 0.0, document_mask, ..Default::default() };
-    }
-    let mut session = match arguments.text {
-        Some(_) => Session::open_as(run, scratch.path(), &manifest.tokeniser)?,
-        None => Session::open(run, scratch.path())?,
-    };
-    match arguments.text {
-        Some(_) => session.reference.restore(&checkpoint)?,
-        // Another text would have other held-out documents, some of them trained on.
-        None => session.restore(&checkpoint)?,
-    }
-    let measured = match arguments.text {
-        Some(_) => session.trained_on(arguments.windows)?,
-        None => session.held_out(arguments.windows)?,
     };
     let (loss, bits) =
         measured.context("the run holds no documents out (data.held_out = 0); name a text with --text")?;
     words::show(&format!(
-        "{}, step {}\n  tokens         {}\n  loss           {:.4} nats per token\n  perplexity     {:.3}\n  bits per byte  {bits:.4}\n",
-        path.display(),
-        manifest.step,
+        "{name}\n  tokens         {}\n  loss           {:.4} nats per token\n  perplexity     {:.3}\n  bits per byte  {bits:.4}\n",
         loss.tokens,
         loss.mean(),
         loss.mean().exp(),
     ))
+}
+
+/// How good weights are on a text that they may never have seen.
+fn on_text(arguments: &Arguments, text: &Path, scratch: &Path) -> Result<(String, Option<(Loss, f64)>)> {
+    let weights = Weights::open(&arguments.path)?;
+    if let Tokeniser::Words { .. } | Tokeniser::Ids { .. } = weights.tokeniser {
+        bail!(
+            "the model knows only the words of its generated languages, or only numbers; it cannot read {}",
+            text.display()
+        );
+    }
+    let mut run = weights.run.clone();
+    (run.train.threads, run.initial) = (arguments.threads, None);
+    // Documents end as they did in training, where that is known.
+    let split = match &run.data.sources[..] {
+        [source, ..] => source.split,
+        [] => Split::detect(text)?,
+    };
+    let source = SourceConfig { path: std::path::absolute(text)?, weight: 1.0, split };
+    let document_mask = run.data.document_mask;
+    run.data = DataConfig { sources: vec![source], held_out: 0.0, document_mask, ..Default::default() };
+    let mut session = Session::open_as(run, scratch, &weights.tokeniser, weights.vocabulary)?;
+    weights.put_into(session.reference.stages_mut())?;
+    Ok((weights.name.clone(), session.trained_on(arguments.windows)?))
 }

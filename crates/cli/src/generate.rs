@@ -5,11 +5,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use starling_model::checkpoint::Checkpoint;
 use starling_model::generate::{Choice, generate};
-use starling_model::pipeline;
 
-use crate::run_folder::checkpoint_at;
+use crate::weights::Weights;
 use crate::words;
 
 /// Let a trained model write
@@ -18,7 +16,7 @@ use crate::words;
     after_help = "Examples:\n  starling generate runs/quickstart\n  starling generate runs/my --prompt 'Once upon' --tokens 300 --temperature 0.7"
 )]
 pub struct Arguments {
-    /// A run's folder, or one of its checkpoints
+    /// A run's folder, one of its checkpoints, or a folder that Hugging Face's transformers wrote
     path: PathBuf,
     /// What the text begins with
     #[arg(long, default_value = "")]
@@ -41,16 +39,9 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let checkpoint = Checkpoint::open(&checkpoint_at(&arguments.path)?)?;
-    let manifest = &checkpoint.manifest;
-    let mut train = manifest.run.train.clone();
-    train.threads = arguments.threads;
-    let architecture = manifest.run.model.architecture(manifest.definition.vocabulary);
-    let mut stages =
-        pipeline::build(&architecture, manifest.run.optimiser.rule(), &train, manifest.run.seed)?;
-    checkpoint.restore(&mut stages)?;
-
-    let tokeniser = &manifest.tokeniser;
+    let weights = Weights::open(&arguments.path)?;
+    let stages = weights.stages(arguments.threads)?;
+    let tokeniser = &weights.tokeniser;
     let end = tokeniser.end_of_text();
     let mut tokens = vec![end];
     tokens.extend(tokeniser.encode(&arguments.prompt).context("the model does not know the prompt's words")?);
@@ -58,7 +49,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let mut shown = Shown::new(tokeniser, &tokens[1..])?;
     generate(
         &stages,
-        architecture.context,
+        weights.run.model.context,
         tokens,
         arguments.tokens,
         Choice { temperature, top_k, seed },

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use starling_corpus::{Sampler, Tokeniser};
-use starling_model::checkpoint::{self, Checkpoint};
+use starling_model::checkpoint::{self, Checkpoint, Progress};
+use starling_model::pipeline;
 use starling_model::run::Run;
 use starling_node::charter::Charter;
 use starling_node::coordinator::{Coordinator, Settings};
@@ -19,8 +20,9 @@ use starling_transport::identity::Identity;
 use starling_transport::ticket::{Role, Ticket};
 
 use crate::run_folder::{Lock, RunFolder, write_private, write_whole};
-use crate::session::open_corpus;
+use crate::session::{model_vocabulary, open_corpus};
 use crate::train;
+use crate::weights::{self, Weights};
 
 /// How long a ticket is good.
 const TICKET_S: u64 = 30 * 24 * 3600;
@@ -91,9 +93,12 @@ impl Hosted {
             true => train::parse(&folder.run_file(), &arguments.set)?,
             false => named?,
         };
-        let corpus = open_corpus(&run, &folder.corpus())?;
+        let mut run = run;
+        let initial = weights::initial(&mut run)?;
+        let corpus = open_corpus(&run, &folder.corpus(), initial.as_ref())?;
         let tokeniser = corpus.tokeniser.clone();
-        let definition = run.definition(tokeniser.vocabulary(), corpus.content_hash().to_hex().to_string());
+        let vocabulary = model_vocabulary(&tokeniser, initial.as_ref().map(|weights| weights.vocabulary))?;
+        let definition = run.definition(vocabulary, corpus.content_hash().to_hex().to_string());
         let sampler = Sampler::new(corpus, run.data.held_out, run.model.context, run.seed)
             .context("the corpus cannot be trained on as it is")?;
         let held_out_windows = sampler.held_out_windows();
@@ -105,6 +110,10 @@ impl Hosted {
                 "{shown} has checkpoints and no journal: it was not begun, or was damaged. Begin another run at one of \
                  them by --from, with --out FOLDER; nothing was changed"
             );
+        }
+        if let Some(weights) = initial.filter(|_| !folder.checkpoints().exists() && arguments.from.is_none())
+        {
+            begin_with(&weights, &folder, &charter, &tokeniser)?;
         }
         if let Some(checkpoint) = &arguments.from {
             begin_at_checkpoint(checkpoint, &folder, &charter)?;
@@ -166,6 +175,17 @@ fn check_identity(folder: &RunFolder, charter: &Charter) -> Result<()> {
         ),
         Err(_) => write_whole(&path, &format!("{now}\n")),
     }
+}
+
+/// A new run begins with weights that its peers cannot make from the seed: they are its checkpoint of step 0.
+fn begin_with(weights: &Weights, folder: &RunFolder, charter: &Charter, tokeniser: &Tokeniser) -> Result<()> {
+    let Charter { run, definition, .. } = charter.clone();
+    let architecture = run.model.architecture(definition.vocabulary);
+    let mut stages = pipeline::build(&architecture, run.optimiser.rule(), &run.train, run.seed)?;
+    weights.put_into(&mut stages)?;
+    let progress = Progress { run, definition, tokeniser: tokeniser.clone(), skipped: 0 };
+    checkpoint::save(&folder.checkpoints(), &progress, &stages)?;
+    Ok(())
 }
 
 /// A new run takes over the state of a checkpoint.

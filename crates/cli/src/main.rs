@@ -4,6 +4,7 @@
 mod checkpoint;
 mod corpus;
 mod eval;
+mod export;
 mod generate;
 mod hosting;
 mod interrupt;
@@ -23,6 +24,7 @@ mod support;
 mod train;
 mod units;
 mod up;
+mod weights;
 mod words;
 
 use std::process::ExitCode;
@@ -52,6 +54,7 @@ enum Command {
     Plan(plan::Arguments),
     Eval(eval::Arguments),
     Generate(generate::Arguments),
+    Export(export::Arguments),
     Sim(sim::Arguments),
     Checkpoint(checkpoint::Arguments),
     Support(support::Arguments),
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Eval(arguments) => eval::run(&arguments),
         Command::Generate(arguments) => generate::run(&arguments),
+        Command::Export(arguments) => export::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),
         Command::Checkpoint(arguments) => checkpoint::run(&arguments),
         Command::Support(arguments) => support::run(&arguments),

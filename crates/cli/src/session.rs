@@ -15,6 +15,8 @@ use starling_model::run::{Definition, Difference, Run};
 use starling_model::stage::{Input, Loss, Meta};
 use starling_node::driver::Text;
 
+use crate::weights::{self, Weights};
+
 /// An opened run.
 pub struct Session {
     pub reference: Reference,
@@ -25,23 +27,30 @@ pub struct Session {
 impl Session {
     /// Opens the corpus (its shards are made in `cache` if need be) and builds the model at step 0.
     pub fn open(run: Run, cache: &Path) -> Result<Session> {
-        let corpus = open_corpus(&run, cache)?;
-        Session::with(run, corpus)
+        let mut run = run;
+        let initial = weights::initial(&mut run)?;
+        let corpus = open_corpus(&run, cache, initial.as_ref())?;
+        let mut session = Session::with(run, corpus, initial.as_ref().map(|weights| weights.vocabulary))?;
+        if let Some(weights) = initial {
+            weights.put_into(session.reference.stages_mut())?;
+        }
+        Ok(session)
     }
 
     /// The same with a text that was not trained on: it is tokenised as what was.
-    pub fn open_as(run: Run, cache: &Path, tokeniser: &Tokeniser) -> Result<Session> {
+    pub fn open_as(run: Run, cache: &Path, tokeniser: &Tokeniser, vocabulary: usize) -> Result<Session> {
         let corpus = starling_corpus::open_as(&run.data, Path::new("."), cache, Some(tokeniser))
             .context("the text cannot be read")?;
-        Session::with(run, corpus)
+        Session::with(run, corpus, Some(vocabulary))
     }
 
-    fn with(run: Run, corpus: Corpus) -> Result<Session> {
+    fn with(run: Run, corpus: Corpus, vocabulary: Option<usize>) -> Result<Session> {
         let tokeniser = corpus.tokeniser.clone();
-        let definition = run.definition(tokeniser.vocabulary(), corpus.content_hash().to_hex().to_string());
+        let vocabulary = model_vocabulary(&tokeniser, vocabulary)?;
+        let definition = run.definition(vocabulary, corpus.content_hash().to_hex().to_string());
         let sampler = Sampler::new(corpus, run.data.held_out, run.model.context, run.seed)
             .with_context(|| format!("{} cannot be trained on as it is", named(&run)))?;
-        let reference = Reference::new(run, tokeniser.vocabulary(), sampler)?;
+        let reference = Reference::new(run, vocabulary, sampler)?;
         Ok(Session { reference, definition, tokeniser })
     }
 
@@ -130,15 +139,32 @@ fn named(run: &Run) -> String {
     if paths.is_empty() { "the generated corpus".into() } else { paths.join(", ") }
 }
 
-/// Opens what a driver of the run reads.
+/// Tokens that a model knows: as many as the text has, or as many as the weights that it begins with say.
+pub fn model_vocabulary(tokeniser: &Tokeniser, given: Option<usize>) -> Result<usize> {
+    let (known, vocabulary) = (tokeniser.vocabulary(), given.unwrap_or(tokeniser.vocabulary()));
+    if known > vocabulary {
+        bail!(
+            "the text has {known} kinds of tokens, and the weights that the run begins with know {vocabulary}; build the \
+             corpus with their tokeniser (starling corpus build --tokeniser FOLDER/tokenizer.json)"
+        );
+    }
+    Ok(vocabulary)
+}
+
+/// Opens what a driver of the run reads. One that begins with a tokeniser of others must have that here too.
 pub fn open_text(run: &Run, cache: &Path) -> Result<(Text, String)> {
-    let corpus = open_corpus(run, cache)?;
+    let initial = run.initial.as_ref().map(|initial| Weights::open(&initial.path)).transpose()?;
+    let corpus = open_corpus(run, cache, initial.as_ref())?;
     let (tokeniser, hash) = (corpus.tokeniser.clone(), corpus.content_hash().to_hex().to_string());
     let sampler = Sampler::new(corpus, run.data.held_out, run.model.context, run.seed)?;
     Ok((Text { sampler, tokeniser }, hash))
 }
 
-/// Opens what the run is trained on. The paths in a resolved run are absolute.
-pub fn open_corpus(run: &Run, cache: &Path) -> Result<Corpus> {
-    starling_corpus::open(&run.data, Path::new("."), cache).context("the corpus cannot be opened")
+/// Opens what the run is trained on; text is tokenised as it was for the weights that the run begins with, if any. The
+/// paths in a resolved run are absolute.
+pub fn open_corpus(run: &Run, cache: &Path, initial: Option<&Weights>) -> Result<Corpus> {
+    let tokeniser = initial.map(|weights| &weights.tokeniser);
+    let tokeniser = tokeniser.filter(|tokeniser| matches!(tokeniser, Tokeniser::HuggingFace(_)));
+    starling_corpus::open_as(&run.data, Path::new("."), cache, tokeniser)
+        .context("the corpus cannot be opened")
 }

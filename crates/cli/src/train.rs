@@ -135,6 +135,10 @@ pub fn parse(input: &Path, overrides: &[String]) -> Result<Run> {
         source.path = std::path::absolute(base.join(&source.path))
             .with_context(|| format!("cannot find {}", source.path.display()))?;
     }
+    if let Some(initial) = &mut run.initial {
+        initial.path = std::path::absolute(base.join(&initial.path))
+            .with_context(|| format!("cannot find {}", initial.path.display()))?;
+    }
     Ok(run)
 }
 

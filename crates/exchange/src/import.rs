@@ -8,6 +8,7 @@ use memmap2::Mmap;
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use starling_model::config::ModelConfig;
+use starling_model::engine::Dtype;
 use starling_model::stage::{Stage, StageError, State};
 
 use crate::gpt2;
@@ -82,25 +83,31 @@ impl Pretrained {
         Ok(pretrained)
     }
 
-    /// Puts its weights into stages of the same model, however they are cut. Refused, it has changed nothing.
+    /// Puts its weights into stages of the same model, however they are cut.
     pub fn put_into(&self, stages: &mut [Box<dyn Stage>]) -> Result<(), ImportError> {
-        let files =
-            self.files.iter().map(|(path, file)| tensors_of(path, file)).collect::<Result<Vec<_>, _>>()?;
         for stage in stages {
             for (parameter, span) in stage.layout().entries().to_vec() {
-                let (number, name) = self.place(&parameter.name)?;
-                let wrong = |why: String| ImportError::Tensor {
-                    path: self.files[number].0.clone(),
-                    name: name.into(),
-                    why,
-                };
-                let view = files[number].tensor(name).map_err(|error| wrong(error.to_string()))?;
-                let bytes = to_model(view.data(), view.dtype(), stage.dtype());
-                let bytes = bytes.ok_or_else(|| wrong(format!("it holds {:?}", view.dtype())))?;
+                let bytes = self.read(&parameter.name, stage.dtype())?;
                 stage.write(State::Weights, span.start, &bytes)?;
             }
         }
         Ok(())
+    }
+
+    /// The names of its parameters.
+    pub fn parameters(&self) -> impl Iterator<Item = &str> {
+        self.parameters.keys().map(String::as_str)
+    }
+
+    /// The little-endian elements of a parameter.
+    pub fn read(&self, parameter: &str, dtype: Dtype) -> Result<Vec<u8>, ImportError> {
+        let (number, name) = self.place(parameter)?;
+        let (path, file) = &self.files[number];
+        let wrong = |why: String| ImportError::Tensor { path: path.clone(), name: name.into(), why };
+        let tensors = tensors_of(path, file)?;
+        let view = tensors.tensor(name).map_err(|error| wrong(error.to_string()))?;
+        let bytes = to_model(view.data(), view.dtype(), dtype);
+        bytes.ok_or_else(|| wrong(format!("it holds {:?}", view.dtype())))
     }
 
     fn place(&self, parameter: &str) -> Result<(usize, &str), ImportError> {

@@ -21,11 +21,13 @@
 //!
 //! Nothing here knows of training or the network.
 
+mod bytes;
 mod export;
 pub mod gpt2;
 mod import;
 mod numbers;
 
+pub use bytes::{END_OF_TEXT, byte_tokeniser};
 pub use export::{Export, ExportError, export};
 pub use import::{ImportError, Pretrained};
 pub use numbers::Format;

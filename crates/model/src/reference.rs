@@ -138,6 +138,11 @@ impl Reference {
         weights_hash(self.stages.iter().map(|stage| stage.weight_hashes()))
     }
 
+    /// The stages, to put other weights into before the first step.
+    pub fn stages_mut(&mut self) -> &mut [Box<dyn Stage>] {
+        &mut self.stages
+    }
+
     /// The stages, to be saved or asked.
     pub fn stages(&self) -> &[Box<dyn Stage>] {
         &self.stages

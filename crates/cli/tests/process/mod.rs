@@ -1,6 +1,7 @@
 //! The real binary in a folder of its own.
 #![allow(dead_code, reason = "every test binary includes this module, and uses a part of it")]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -82,6 +83,16 @@ impl Place {
     pub fn hashes(&self, run: &str) -> Vec<String> {
         step_hashes(&self.path(run).join("events.jsonl"))
     }
+
+    /// The loss of every step in a folder.
+    pub fn losses(&self, run: &str) -> BTreeMap<u64, f64> {
+        let lines = events::read(&self.path(run).join("events.jsonl")).unwrap().lines;
+        let losses = lines.into_iter().filter_map(|line| match line.event {
+            Event::Step { step, loss, .. } => Some((step, loss)),
+            _ => None,
+        });
+        losses.collect()
+    }
 }
 
 pub fn texts(output: &Output) -> (String, String) {
@@ -92,7 +103,7 @@ pub fn texts(output: &Output) -> (String, String) {
 fn step_hashes(log: &Path) -> Vec<String> {
     let history = events::read(log).unwrap();
     assert_eq!(history.strange, 0, "every line of the log is an event");
-    let mut hashes = std::collections::BTreeMap::new();
+    let mut hashes = BTreeMap::new();
     for line in history.lines {
         if let Event::Step { step, weights: Some(weights), .. } = line.event {
             hashes.insert(step, weights);

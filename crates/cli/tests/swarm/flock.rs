@@ -385,16 +385,6 @@ impl Flock {
         });
         losses.collect()
     }
-
-    /// The loss of every step in a folder.
-    pub fn losses(&self, folder: &str) -> BTreeMap<u64, f64> {
-        let lines = events::read(&self.place.path(folder).join("events.jsonl")).unwrap().lines;
-        let losses = lines.into_iter().filter_map(|line| match line.event {
-            Event::Step { step, loss, .. } => Some((step, loss)),
-            _ => None,
-        });
-        losses.collect()
-    }
 }
 
 /// 0 where the system does not say.

@@ -229,7 +229,7 @@ fn a_fast_reduction_follows_the_curve_of_one_process_through_kills() {
     }
     flock.go_on_for(15);
     flock.finish();
-    let (swarm, one) = (flock.losses("run"), flock.losses(&flock.train_in_one_process(100)));
+    let (swarm, one) = (flock.place.losses("run"), flock.place.losses(&flock.train_in_one_process(100)));
     for (step, loss) in one {
         let difference = (swarm[&step] - loss).abs();
         assert!(difference <= 2e-6, "the loss of step {step} differs by {difference:e}");

@@ -1,0 +1,56 @@
+//! Models that come from elsewhere, and go there: what is exported writes, is judged and is trained on as it was.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod process;
+
+use process::Place;
+
+fn place() -> Place {
+    let place = Place::new();
+    let text: String =
+        (0..400).map(|n| format!("line {n} of a text that is {} lines long.\n", 400 - n)).collect();
+    place.write("text.txt", &text);
+    place.good("train text.txt --out first --set model.width=32 --set model.layers=2 --set model.context=32 --set train.steps=30 --set train.threads=1");
+    place.good("export first --out folder");
+    place
+}
+
+#[test]
+fn an_exported_model_writes_and_is_judged_as_the_run_that_made_it() {
+    let place = place();
+    let written = |path: &str| place.good(&format!("generate {path} --tokens 40 --prompt line --seed 3")).0;
+    assert_eq!(written("first"), written("folder"));
+    let judged = |path: &str| {
+        let (shown, _) = place.good(&format!("eval {path} --text text.txt --windows 8"));
+        shown.lines().skip(1).map(String::from).collect::<Vec<_>>()
+    };
+    assert_eq!(judged("first"), judged("folder"));
+    let again = place.bad("export first --out folder");
+    assert!(again.contains("exists already"), "{again}");
+    place.good("export first --out half --numbers bf16");
+}
+
+#[test]
+fn a_run_that_begins_with_weights_goes_on_with_them_in_one_process_and_in_a_swarm() {
+    let place = place();
+    place.write(
+        "tune.toml",
+        r#"
+        initial = { path = "folder" }
+        data = { sources = [{ path = "text.txt", split = "line" }] }
+        optimiser = { lr = 1e-4 }
+        train = { steps = 6, batch = 6, microbatch = 2, lots = 2, stages = 2, threads = 1 }
+        evaluate = { every = 0, sample_tokens = 0 }
+        checkpoint = { every = 2 }
+        "#,
+    );
+    place.good("train tune.toml --out one");
+    let first = place.losses("one")[&0];
+    assert!(first < 4.5, "it begins with what was learnt: {first}");
+    place.good("up tune.toml --out many --peers 3 --sites 1 --compare 6");
+    assert_eq!(place.losses("many"), place.losses("one"));
+    let report = std::fs::read_to_string(place.path("many/report.md")).unwrap();
+    assert!(report.contains("the same, bit for bit"), "{report}");
+    let told = place.bad("train tune.toml --out other --set model.width=64");
+    assert!(told.contains("leave the sizes out"), "{told}");
+}

@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: benchmarks print figures, keep them in `target/bench`, and know what they must reach.
 
 mod corpus;
+mod exchange;
 mod sim;
 mod step;
 mod swarm;
@@ -44,6 +45,11 @@ const BENCHMARKS: &[Benchmark] = &[
         name: "corpus",
         about: "text to tokens on disk, beside the Python package `tokenizers` with the same tokenizer.json",
         run: corpus::run,
+    },
+    Benchmark {
+        name: "exchange",
+        about: "models that transformers wrote, and models exported for it: are the logits the same on both sides?",
+        run: exchange::run,
     },
     Benchmark {
         name: "sim",

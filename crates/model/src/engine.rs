@@ -76,6 +76,28 @@ impl Shape {
     }
 }
 
+/// The sizes that an engine's need of memory depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// Of a microbatch.
+    pub shape: Shape,
+    /// Of the residual stream.
+    pub width: usize,
+    /// Of the feed-forward part.
+    pub inner: usize,
+    /// Of attention.
+    pub heads: usize,
+    /// Of the head; 0 without one.
+    pub vocabulary: usize,
+}
+
+impl Work {
+    /// Tokens of a microbatch, however many a plan asks for.
+    pub fn tokens(&self) -> u128 {
+        self.shape.rows as u128 * self.shape.columns as u128
+    }
+}
+
 /// Where a layer normalisation's gain and bias stand in a flat buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm {
@@ -292,8 +314,17 @@ pub trait Engine: Send + Sync + 'static {
         chosen: &[usize],
     ) -> Vec<f32>;
 
-    /// Elements of what [`Engine::attention`] keeps, and of what each of the others keeps, for one token.
+    /// Elements of what a block's operations keep for one token.
     fn kept_elements(&self, heads: usize) -> usize;
+    /// Elements of what [`Engine::head_loss`] keeps, if backward follows.
+    fn head_kept_elements(&self, _work: Work) -> u128 {
+        0
+    }
+    /// Elements that are at work on one microbatch, besides its gradient and what is kept.
+    fn working_elements(&self, work: Work) -> u128 {
+        // Backward of the feed-forward part: its input, what becomes active of it, slopes, gradients of both.
+        work.tokens() * 4 * (work.inner + work.width) as u128
+    }
 
     /// One update of the parameter at `span`: weights and moments in place, from `gradient[gradient_span]`.
     /// `decay` says whether weight decay concerns this parameter.

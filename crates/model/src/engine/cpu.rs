@@ -27,12 +27,12 @@ pub use self::buffer::Buffer;
 pub use self::isa::{Isa, IsaError};
 
 use self::activate::{Activate, MultiplySlope};
-use self::attend::Head;
+use self::attend::{Head, Sizes};
 use self::buffer::Shelf;
 use self::norm::NormWeights;
 use self::product::{Matrix, Start, Workshop};
 use self::rows::AddTo;
-use super::{Activation, Attention, Dtype, Engine, Linear, Norm, Shape, Span};
+use super::{Activation, Attention, Dtype, Engine, Linear, Norm, Shape, Span, Work};
 use crate::optimiser::{Rule, Update};
 use crate::random::Dropout;
 
@@ -481,7 +481,24 @@ impl Engine for Cpu {
     }
 
     fn kept_elements(&self, heads: usize) -> usize {
+        // The log-sum-exp, and mean and scale of two norms.
         heads + 4
+    }
+
+    fn head_kept_elements(&self, work: Work) -> u128 {
+        let width = work.width as u128;
+        if work.vocabulary == 0 { 0 } else { work.tokens() * (width + 2) + width * work.vocabulary as u128 }
+    }
+
+    fn working_elements(&self, work: Work) -> u128 {
+        // Backward of a block: gradients of the stream, of attention's output and of the inner part; what is normed and
+        // what is active; gradients of queries, keys and values, by head and by token.
+        let by_token = work.tokens() * (9 * work.width + 2 * work.inner) as u128;
+        let of_head = head::working(work.tokens().min(head::TOKENS as u128) as usize, work.vocabulary);
+        let sizes = Sizes::new(work.shape.columns, work.width / work.heads.max(1));
+        let of_thread = product::SLIVERS + attend::Forward::scratch(sizes) + attend::Backward::scratch(sizes);
+        let threads = self.pool.current_num_threads();
+        by_token + of_head as u128 + (product::PACKED + threads * of_thread) as u128
     }
 
     fn optimise(

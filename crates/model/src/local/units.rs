@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::config::Architecture;
-use crate::engine::{Dtype, Engine, NO_TARGET, Norm, Shape, Span};
+use crate::engine::{Dtype, Engine, NO_TARGET, Norm, Shape, Span, Work};
 use crate::gpt2::{BlockKept, Pass, Places, Unit, block_kept_elements};
 use crate::layout::Layout;
 use crate::stage::{Hidden, Input, Keep, Loss, Meta};
@@ -238,27 +238,26 @@ impl<E: Engine> Units<E> {
         keep: Keep,
     ) -> u64 {
         let state = self.layout.len() * (1 + moments);
-        let (kept, working) = self.activations(keep);
-        let tokens = shape.rows as u128 * shape.columns as u128;
-        let activations = tokens * (in_flight as u128 * kept as u128 + working as u128);
-        let elements = state as u128 + gradients as u128 + activations;
+        let (kept, working) = self.activations(shape, keep);
+        let elements = state as u128 + gradients as u128 + in_flight as u128 * kept + working;
         u64::try_from(elements * self.dtype().size() as u128).unwrap_or(u64::MAX)
     }
 
-    /// Elements for each token: kept while in flight, and at work on one microbatch.
-    fn activations(&self, keep: Keep) -> (usize, usize) {
-        let Architecture { width, inner, heads, .. } = self.architecture;
+    /// Elements kept for each microbatch in flight, and at work on one.
+    fn activations(&self, shape: Shape, keep: Keep) -> (u128, u128) {
+        let Architecture { width, inner, heads, vocabulary, .. } = self.architecture;
+        let vocabulary = if self.is_last() { vocabulary } else { 0 };
+        let work = Work { shape, width, inner, heads, vocabulary };
         let blocks = self.units.iter().filter(|placed| matches!(placed.unit, Unit::Block(_))).count();
         let block = block_kept_elements(&self.architecture) + self.engine.kept_elements(heads);
         let input = if self.is_first() { 0 } else { width };
         let head = if self.is_last() { width } else { 0 };
-        let all = blocks * block + head;
+        let all = work.tokens() * (blocks * block + head) as u128 + self.engine.head_kept_elements(work);
         let (kept, recomputed) = match keep {
             Keep::All => (all, 0),
             Keep::Input => (0, all),
         };
-        // Backward of the feed-forward part: its input, what becomes active of it, slopes, gradients of both.
-        (input + kept, recomputed + 4 * inner + 4 * width)
+        (work.tokens() * input as u128 + kept, recomputed + self.engine.working_elements(work))
     }
 
     fn pass<'a>(

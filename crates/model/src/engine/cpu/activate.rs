@@ -78,7 +78,7 @@ impl Kernel for MultiplySlope<'_> {
 }
 
 /// 2·√(2/π).
-const TWICE_ROOT: f32 = 1.595_769_1;
+const TWICE_ROOT: f32 = 1.595_769;
 const CUBIC: f32 = 0.044_715;
 
 /// ½·(1 + erf(x/√2)).

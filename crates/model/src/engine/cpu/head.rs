@@ -19,6 +19,11 @@ pub const TOKENS: usize = DEPTH;
 /// Words that one task takes.
 const TASK: usize = 256;
 
+/// Elements that are at work on so many tokens of a block: logits, and partial sums.
+pub fn working(tokens: usize, vocabulary: usize) -> usize {
+    tokens.next_multiple_of(LANES) * vocabulary + vocabulary.div_ceil(TASK) * 2 * TOKENS
+}
+
 /// What the loss is made from.
 #[derive(Clone, Copy)]
 pub struct Loss<'a> {

@@ -32,7 +32,7 @@ pub fn exp<V: Lanes>(x: V) -> V {
 pub fn erf<V: Lanes>(x: V) -> V {
     let x = V::splat(-3.9).max(V::splat(3.9).min(x));
     let square = x.mul(x);
-    let mut above = V::splat(-2.726_142_2e-10);
+    let mut above = V::splat(-2.726_142e-10);
     for c in [2.770_681_4e-8, -2.101_024e-6, -5.692_506_4e-5, -7.349_906_3e-4, -2.954_6e-3, -1.609_603_3e-2] {
         above = above.mul_add(square, V::splat(c));
     }

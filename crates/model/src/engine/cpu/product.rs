@@ -22,8 +22,11 @@ pub const DEPTH: usize = 256;
 pub const TALL: usize = 6;
 /// Rows that one task takes at the most: with [`DEPTH`], 192 KiB that stay in the second-level cache.
 const TASK: usize = 192;
-/// Depth that is packed at a time: fewer meetings of the threads.
-const PACKED: usize = 4 * DEPTH;
+/// Elements of the right side that are packed at a time, if that is one block: 4 MiB. More of them are fewer meetings of
+/// the threads, fewer stay in the cache.
+pub const PACKED: usize = 1 << 20;
+/// Elements of the left side that one task packs at a time.
+pub const SLIVERS: usize = TASK * DEPTH;
 
 /// A matrix in memory: element (i, j) is `data[i·down + j·right]`.
 #[derive(Clone, Copy)]
@@ -81,7 +84,8 @@ impl Workshop {
         let rows = out.len() / columns;
         let task = task_rows(rows);
         let panels = columns.div_ceil(LANES);
-        let mut packed = self.shelf.take(depth.min(PACKED) * panels * LANES);
+        let mut packed = self.shelf.take(PACKED.max(DEPTH * panels * LANES));
+        let at_a_time = packed.len() / (panels * LANES) / DEPTH * DEPTH;
         if depth == 0 {
             match start {
                 Start::Zero => out.fill(0.0),
@@ -90,21 +94,20 @@ impl Workshop {
             }
             return finish(0, out);
         }
-        for from in (0..depth).step_by(PACKED) {
-            let to = depth.min(from + PACKED);
+        for from in (0..depth).step_by(at_a_time) {
+            let to = depth.min(from + at_a_time);
             self.pack_right(&mut packed, right, from, to, columns);
             out.par_chunks_mut(task * columns).enumerate().for_each(|(number, piece)| {
                 let first = number * task;
-                let slivers = (piece.len() / columns).div_ceil(TALL);
-                let mut sliver = self.shelf.take(slivers * TALL * DEPTH);
+                let mut slivers = self.shelf.take(SLIVERS);
                 for begin in (from..to).step_by(DEPTH) {
                     let end = to.min(begin + DEPTH);
                     let deep = end - begin;
                     let here = Matrix { data: &left.data[begin * left.right..], ..left };
-                    pack::<TALL>(&mut sliver, here, first..first + piece.len() / columns, deep);
+                    pack::<TALL>(&mut slivers, here, first..first + piece.len() / columns, deep);
                     let panels = &packed[(begin - from) * panels * LANES..][..deep * panels * LANES];
                     let start = if begin == 0 { start } else { Start::Present };
-                    self.isa.run(Tiles { slivers: &sliver, panels, deep, out: piece, columns, start });
+                    self.isa.run(Tiles { slivers: &slivers, panels, deep, out: piece, columns, start });
                 }
                 if to == depth {
                     finish(first, piece);

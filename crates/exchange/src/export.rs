@@ -48,6 +48,9 @@ pub fn export(checkpoint: &Checkpoint, what: &Export<'_>, folder: &Path) -> Resu
     written
 }
 
+/// A tensor: its name, shape and bytes.
+type Named<'a> = (&'a str, Vec<usize>, Vec<u8>);
+
 fn write_all(
     checkpoint: &Checkpoint,
     what: &Export<'_>,
@@ -56,7 +59,7 @@ fn write_all(
     folder: &Path,
 ) -> Result<(), ExportError> {
     let (tensors, dtype) = (checkpoint.tensors()?, checkpoint.manifest.dtype);
-    let mut shards: Vec<Vec<(&str, Vec<usize>, Vec<u8>)>> = vec![Vec::new()];
+    let mut shards: Vec<Vec<Named<'_>>> = vec![Vec::new()];
     let mut room = SHARD_BYTES;
     for (name, parameter) in names {
         let missing = || RestoreError::Missing { name: parameter.clone() };

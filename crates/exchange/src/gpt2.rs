@@ -96,7 +96,8 @@ pub(crate) fn parameter_of(tensor: &str, tied: bool) -> Option<&str> {
     let name = tensor.strip_prefix("transformer.").unwrap_or(tensor);
     let mask =
         name.starts_with("h.") && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
-    (!mask && !(tied && name == "lm_head.weight")).then_some(name)
+    let borrowed = tied && name == "lm_head.weight";
+    (!mask && !borrowed).then_some(name)
 }
 
 /// The tensors of a file: their names, and the parameters that they are. Layers that share their weights are written out.

@@ -14,6 +14,8 @@ use crate::parcel::{Outline, Parcel, ParcelId};
 
 /// Chunks that one worker is asked for at a time: what is on its way over a fast link across an ocean.
 const WINDOW: usize = 16;
+/// Until it is known who else has the parcel, and not for longer than this, a few: the others are to get their share.
+const AT_FIRST: (usize, Duration) = (2, Duration::from_secs(1));
 /// Who sent nothing for so long is asked again; the next time it is waited for twice as long, for its link may be slow.
 const PATIENCE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(80));
 /// And after so many times it is not asked any more, unless it is the one that told of the parcel.
@@ -29,6 +31,8 @@ pub struct Taking {
     lengths: Vec<usize>,
     chunks: Vec<Option<Bytes>>,
     sources: BTreeMap<u32, Source>,
+    /// Until then it may be that others have it, too.
+    alone_until: Option<Instant>,
     /// How many chunks came from whom.
     came: BTreeMap<u32, u32>,
 }
@@ -68,8 +72,9 @@ impl Taking {
             None => (vec![None; outline.hashes.len()], BTreeMap::new(), BTreeMap::new()),
         };
         sources.entry(first).or_insert_with(|| Source::new(now));
+        let alone_until = outline.is_state().then_some(now + AT_FIRST.1);
         let lengths = outline.chunk_lengths().collect();
-        Taking { envelope, first, outline, id, lengths, chunks, sources, came }
+        Taking { envelope, first, outline, id, lengths, chunks, sources, alone_until, came }
     }
 
     /// The parcel's name.
@@ -89,6 +94,7 @@ impl Taking {
 
     /// These may have it too.
     pub fn add_sources(&mut self, numbers: &[u32], now: Instant) {
+        self.alone_until = None;
         for &number in numbers {
             self.sources.entry(number).or_insert_with(|| Source::new(now));
         }
@@ -107,12 +113,14 @@ impl Taking {
 
     /// When something is to be asked again, whatever comes.
     pub fn next_wake(&self) -> Instant {
-        let next = self.sources.values().map(|source| source.heard + source.patience).min();
-        next.unwrap_or_else(Instant::now)
+        let next = self.sources.values().map(|source| source.heard + source.patience);
+        next.chain(self.alone_until).min().unwrap_or_else(Instant::now)
     }
 
     /// Whom to ask for which chunk now.
     pub fn requests(&mut self, now: Instant) -> Vec<(u32, u32)> {
+        self.alone_until.take_if(|until| now >= *until);
+        let window = if self.alone_until.is_some() { AT_FIRST.0 } else { WINDOW };
         for source in self.sources.values_mut().filter(|source| now >= source.heard + source.patience) {
             if !source.asked.is_empty() {
                 source.strikes += 1;
@@ -127,8 +135,8 @@ impl Taking {
             (0..self.chunks.len() as u32).filter(|&chunk| self.is_wanted(chunk)).collect();
         open.reverse();
         // One each in turn, so that a small parcel comes from all of them too.
-        for _ in 0..WINDOW {
-            for (&number, source) in self.sources.iter_mut().filter(|(_, source)| source.asked.len() < WINDOW)
+        for _ in 0..window {
+            for (&number, source) in self.sources.iter_mut().filter(|(_, source)| source.asked.len() < window)
             {
                 if let Some(chunk) = open.pop() {
                     source.ask(chunk, now);
@@ -259,7 +267,9 @@ mod tests {
     fn what_was_lost_with_a_connection_is_asked_for_again_and_nothing_else() {
         let (parcel, now) = (parcel(3, 2 * CHUNK_BYTES), Instant::now());
         let mut taking = taking(&parcel, now);
-        assert_eq!(taking.requests(now), [(DONOR, 0), (DONOR, 1), (DONOR, 2)]);
+        assert_eq!(taking.requests(now), [(DONOR, 0), (DONOR, 1)], "others may have it, too");
+        let now = taking.next_wake();
+        assert_eq!(taking.requests(now), [(DONOR, 2)], "nobody said so");
         taking.receive(DONOR, 1, chunk(&parcel, 1), now);
         assert_eq!(taking.requests(now), [], "the others are on their way");
         let later = taking.next_wake();

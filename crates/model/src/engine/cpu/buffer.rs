@@ -12,15 +12,27 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[repr(C, align(64))]
 struct Line([f32; 16]);
 
-/// Memory that is not in use, by its number of lines.
+/// Memory that is not in use. It never holds more than was ever in use at a time, whatever sizes are asked for: a model that
+/// writes asks for others with every token.
 #[derive(Default)]
-pub struct Shelf(Mutex<BTreeMap<usize, Vec<Vec<Line>>>>);
+pub struct Shelf(Mutex<Idle>);
+
+#[derive(Default)]
+struct Idle {
+    /// By the number of lines; each with the time when it was put back, oldest first.
+    by_lines: BTreeMap<usize, Vec<(u64, Vec<Line>)>>,
+    time: u64,
+    /// Lines that lie here, that are in use, and that ever were at a time.
+    idle: usize,
+    used: usize,
+    most_used: usize,
+}
 
 impl Shelf {
     /// A buffer of this length, with whatever is in it.
     pub fn take(self: &Arc<Self>, len: usize) -> Buffer {
         let lines = len.div_ceil(16);
-        let old = self.0.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&lines).and_then(Vec::pop);
+        let old = self.0.lock().unwrap_or_else(PoisonError::into_inner).take(lines);
         let lines = old.unwrap_or_else(|| vec![Line([0.0; 16]); lines]);
         Buffer { lines, len, shelf: Some(self.clone()) }
     }
@@ -33,8 +45,39 @@ impl Shelf {
     }
 
     fn put(&self, lines: Vec<Line>) {
-        let mut shelf = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        shelf.entry(lines.len()).or_default().push(lines);
+        let too_much = self.0.lock().unwrap_or_else(PoisonError::into_inner).put(lines);
+        drop(too_much); // Not while others wait for the shelf.
+    }
+}
+
+impl Idle {
+    fn take(&mut self, lines: usize) -> Option<Vec<Line>> {
+        self.used += lines;
+        self.most_used = self.most_used.max(self.used);
+        let (_, old) = self.by_lines.get_mut(&lines)?.pop()?;
+        self.idle -= lines;
+        Some(old)
+    }
+
+    /// Puts memory back; returns what has lain here longest, if that makes it too much.
+    fn put(&mut self, lines: Vec<Line>) -> Vec<Vec<Line>> {
+        self.time += 1;
+        self.used -= lines.len();
+        self.idle += lines.len();
+        self.by_lines.entry(lines.len()).or_default().push((self.time, lines));
+        let mut too_much = Vec::new();
+        while self.idle > self.most_used {
+            let first = |(&lines, idle): (&usize, &Vec<(u64, Vec<Line>)>)| Some((idle.first()?.0, lines));
+            let Some((_, lines)) = self.by_lines.iter().filter_map(first).min() else { break };
+            if let Some(idle) = self.by_lines.get_mut(&lines) {
+                too_much.push(idle.remove(0).1);
+                if idle.is_empty() {
+                    self.by_lines.remove(&lines);
+                }
+            }
+            self.idle -= lines;
+        }
+        too_much
     }
 }
 
@@ -73,6 +116,19 @@ impl DerefMut for Buffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn it_holds_no_more_than_was_in_use_at_a_time_whatever_sizes_are_asked_for() {
+        let shelf = Arc::new(Shelf::default());
+        drop((shelf.take(1600), shelf.take(1600)));
+        for len in 1..3000 {
+            drop(shelf.take(len));
+            let idle = shelf.0.lock().unwrap();
+            assert!(idle.idle <= 200 && idle.used == 0, "{} lines after {len}", idle.idle);
+            let lies: usize = idle.by_lines.iter().map(|(lines, idle)| lines * idle.len()).sum();
+            assert_eq!(lies, idle.idle);
+        }
+    }
 
     #[test]
     fn what_is_dropped_is_taken_again() {

@@ -40,9 +40,9 @@ impl Isa {
         {
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
                 list.push(Isa(Path::Avx2));
-            }
-            if is_x86_feature_detected!("avx512f") {
-                list.push(Isa(Path::Avx512));
+                if is_x86_feature_detected!("avx512f") {
+                    list.push(Isa(Path::Avx512));
+                }
             }
         }
         list

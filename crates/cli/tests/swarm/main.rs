@@ -122,11 +122,11 @@ fn joiners_and_leavers_in_the_middle_change_no_weight() {
 /// Megabytes over a slow link: from all who have them, and through a cut.
 #[test]
 fn joiners_take_their_states_from_several_workers_and_through_a_cut_and_count() {
-    let mut flock = Flock::with_workers("--set model.width=128", "bbbbbb");
+    let mut flock = Flock::with_workers("--set model.width=128 --set train.stages=1", "bb");
     flock.go_on_for(3);
-    // At rest all replicas have the same state for as long as it takes.
+    // At rest both have the same state for as long as it takes.
     flock.pause();
-    flock.links("b-c=4mbit,10ms");
+    flock.links("b-c=16mbit,10ms");
     let took = |events: &[Event]| {
         events.iter().find_map(|event| match event {
             Event::Took { onto: None, chunks, .. } => Some(chunks.clone()),
@@ -136,7 +136,7 @@ fn joiners_take_their_states_from_several_workers_and_through_a_cut_and_count() 
     flock.start_worker("c");
     let chunks = flock.wait_for("it has a state", took);
     assert!(chunks.len() > 1, "from more than one: {chunks:?}");
-    flock.links("b-d=1mbit,10ms");
+    flock.links("b-d=2mbit,10ms");
     flock.start_worker("d");
     flock.wait_for("it is told what to hold", |events| {
         events.iter().any(|event| matches!(event, Event::Voided)).then_some(())

@@ -123,10 +123,11 @@ fn joiners_and_leavers_in_the_middle_change_no_weight() {
 #[test]
 fn joiners_take_their_states_from_several_workers_and_through_a_cut_and_count() {
     let mut flock = Flock::with_workers("--set model.width=128 --set train.stages=1", "bb");
+    // Early, so that all have read it when it matters.
+    flock.links("b-c=16mbit,10ms;b-d=2mbit,10ms;c-d=2mbit,10ms");
     flock.go_on_for(3);
     // At rest both have the same state for as long as it takes.
     flock.pause();
-    flock.links("b-c=16mbit,10ms");
     let took = |events: &[Event]| {
         events.iter().find_map(|event| match event {
             Event::Took { onto: None, chunks, .. } => Some(chunks.clone()),
@@ -136,12 +137,11 @@ fn joiners_take_their_states_from_several_workers_and_through_a_cut_and_count() 
     flock.start_worker("c");
     let chunks = flock.wait_for("it has a state", took);
     assert!(chunks.len() > 1, "from more than one: {chunks:?}");
-    flock.links("b-d=2mbit,10ms");
     flock.start_worker("d");
     flock.wait_for("it is told what to hold", |events| {
         events.iter().any(|event| matches!(event, Event::Voided)).then_some(())
     });
-    flock.links("b-d=cut");
+    flock.links("b-d=cut;c-d=cut");
     std::thread::sleep(Duration::from_secs(7));
     assert_eq!(flock.wait_for("a log", |events| Some(took(events))), None, "the cut met it on its way");
     flock.links("");

@@ -1,11 +1,11 @@
 //! The fast engine for processors: f32, fused kernels, instructions chosen at run time.
 //!
-//! Its numerics class is the path through the instruction set ([`isa`]) and nothing else. Every sum has an order that
+//! Its numerics class is the path through the instruction set (`isa`) and the revision of its kernels, nothing else. Every sum has an order that
 //! is fixed by the operation's sizes: threads, caches and neighbours in a microbatch have no part in it. Where the
 //! naive engine is obvious, this one is measured: `cargo xtask bench step`.
 //!
 //! What it keeps for backward is small (statistics of norms, the log-sum-exp of attention), but for the head's, which
-//! makes its gradients in forward ([`head`]).
+//! makes its gradients in forward (`head`).
 
 mod activate;
 mod attend;

@@ -281,7 +281,6 @@ pub trait Engine: Send + Sync + 'static {
     ) -> Self::Buffer;
 
     /// Sum over all targets of −ln softmax(norm(x)·tableᵀ) at the target; `table` is `v` × `d`. Never holds all logits.
-    /// `backward` says whether [`Engine::head_loss_backward`] will follow.
     fn head_loss(
         &self,
         x: &Self::Buffer,
@@ -289,13 +288,12 @@ pub trait Engine: Send + Sync + 'static {
         norm: Norm,
         table: Span,
         targets: &[u32],
-        backward: bool,
-    ) -> (f64, Self::Kept);
-    /// The gradient of the loss's *sum* with respect to `x`.
+    ) -> f64;
+    /// The same sum, and its gradient with respect to `x`; adds to those of norm and table. Forward and backward are one:
+    /// the gradient needs nothing that forward does not know, and logits would have to be made twice.
     fn head_loss_backward(
         &self,
         x: &Self::Buffer,
-        kept: &Self::Kept,
         weights: &Self::Buffer,
         norm: Norm,
         table: Span,
@@ -303,7 +301,7 @@ pub trait Engine: Send + Sync + 'static {
         grads: &mut Self::Buffer,
         grad_norm: Norm,
         grad_table: Span,
-    ) -> Self::Buffer;
+    ) -> (f64, Self::Buffer);
     /// Logits of the chosen tokens (numbered 0..n), one after another.
     fn head_logits(
         &self,
@@ -316,10 +314,6 @@ pub trait Engine: Send + Sync + 'static {
 
     /// Elements of what a block's operations keep for one token.
     fn kept_elements(&self, heads: usize) -> usize;
-    /// Elements of what [`Engine::head_loss`] keeps, if backward follows.
-    fn head_kept_elements(&self, _work: Work) -> u128 {
-        0
-    }
     /// Elements that are at work on one microbatch, besides its gradient and what is kept.
     fn working_elements(&self, work: Work) -> u128 {
         // Backward of the feed-forward part: its input, what becomes active of it, slopes, gradients of both.

@@ -248,7 +248,7 @@ impl<E: Engine> Pass<'_, E> {
         &self,
         layer: usize,
         at: &BlockPlaces,
-        kept: &BlockKept<E>,
+        kept: BlockKept<E>,
         d_stream: &mut E::Buffer,
         grads: &mut E::Buffer,
         to: &BlockPlaces,

@@ -45,13 +45,15 @@ pub(crate) fn worker_bytes<E: Engine>(
     stage: usize,
 ) -> u64 {
     let (element, lots) = (units.dtype().size() as u64, train.lots());
-    // What is in flight behind a stage is held in it.
-    let in_flight = IN_FLIGHT * train.stages.saturating_sub(stage);
+    // What is in flight behind a stage is held in it; in the last one backward follows forward at once.
+    let behind = train.stages.saturating_sub(stage + 1);
+    let in_flight = if behind == 0 { 1 } else { IN_FLIGHT * (behind + 1) };
     let in_flight = in_flight.min(most_jobs(lots)).min(lots.microbatches as usize);
     let shared: usize =
         units.uses.values().filter(|uses| uses.is_elsewhere()).map(|uses| uses.slots[0].len).sum();
     // The others' uses, ours, and their sum.
-    let gradients = (half_gradients(lots, reduce) * units.gradient_len).div_ceil(2) + 3 * shared;
+    // That which is being computed is counted with what it is computed from.
+    let gradients = ((half_gradients(lots, reduce) - 2) * units.gradient_len).div_ceil(2) + 3 * shared;
     let boundary = shape.tokens() as u64 * units.architecture.width as u64 * element;
     let kept = boundary.saturating_mul(2 * u64::from(lots.microbatches)).min(KEPT_BYTES);
     let computing = units.plan_with(moments, gradients, shape, in_flight, train.keep);

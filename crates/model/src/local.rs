@@ -48,7 +48,14 @@ struct Waiting<E: Engine> {
     input: Input,
     /// What units kept; `None` when it is to be computed again from the input.
     kept: Option<Kept<E>>,
+    begun: Option<Begun<E>>,
     loss: Option<Loss>,
+}
+
+/// A backward pass that the head has begun.
+struct Begun<E: Engine> {
+    grads: E::Buffer,
+    d_stream: E::Buffer,
 }
 
 impl<E: Engine> LocalStage<E> {
@@ -209,18 +216,27 @@ impl<E: Engine> Stage for LocalStage<E> {
         let units = &self.units;
         check::microbatch(&units.architecture, units.dtype(), units.is_first(), &input, &meta)?;
         let weights = &self.weights;
-        let (hidden, kept, loss) = units.engine.inside(|| {
-            let (hidden, mut kept) = units.forward(weights, &meta, &input, true, keep == Keep::All);
-            let loss = units.loss(weights, &meta, &mut kept, keep == Keep::All);
-            (hidden, kept, loss)
+        let (hidden, kept, begun, loss) = units.engine.inside(|| {
+            let (hidden, kept) = units.forward(weights, &meta, &input, true, keep == Keep::All);
+            match keep {
+                _ if !units.is_last() => (hidden, kept, None, None),
+                Keep::Input => {
+                    let loss = units.loss(weights, &meta, &hidden);
+                    (hidden, kept, None, Some(loss))
+                }
+                Keep::All => {
+                    let (begun, loss) = begin_backward(units, weights, &meta, &hidden);
+                    (hidden, kept, Some(begun), Some(loss))
+                }
+            }
         });
-        let output = match (hidden, loss) {
-            (Some(hidden), _) => Output::Hidden(units.download(meta.shape, &hidden)),
-            (None, loss) => Output::Loss(loss.unwrap_or_default()),
+        let output = match loss {
+            None => Output::Hidden(units.download(meta.shape, &hidden)),
+            Some(loss) => Output::Loss(loss),
         };
         let kept = (keep == Keep::All).then_some(kept);
         let id = self.next_id();
-        self.waiting.insert(id, Waiting { microbatch, meta, input, kept, loss });
+        self.waiting.insert(id, Waiting { microbatch, meta, input, kept, begun, loss });
         Ok((output, Ticket(id)))
     }
 
@@ -239,16 +255,23 @@ impl<E: Engine> Stage for LocalStage<E> {
             (Some(_), true) => return Err(StageError::Kind { expected: "nothing", got: "a gradient" }),
         }
         let Some(waiting) = self.waiting.remove(&ticket.0) else { return Err(StageError::Ticket(ticket.0)) };
-        let Waiting { microbatch, meta, input, kept, loss } = waiting;
+        let Waiting { microbatch, meta, input, kept, begun, loss } = waiting;
         let (units, weights) = (&self.units, &self.weights);
-        let mut grads = units.engine.zeros(units.gradient_len);
-        let d_input = units.engine.inside(|| {
-            let kept = kept.unwrap_or_else(|| {
-                let (_, mut kept) = units.forward(weights, &meta, &input, true, true);
-                units.loss(weights, &meta, &mut kept, true);
-                kept
-            });
-            units.backward(weights, &meta, &input, &kept, gradient.as_ref(), &mut grads)
+        let (d_input, grads) = units.engine.inside(|| {
+            let (kept, begun) = match kept {
+                Some(kept) => (kept, begun),
+                None => {
+                    let (hidden, kept) = units.forward(weights, &meta, &input, true, true);
+                    let begin = || begin_backward(units, weights, &meta, &hidden).0;
+                    (kept, units.is_last().then(begin))
+                }
+            };
+            let begin = || Begun {
+                grads: units.engine.zeros(units.gradient_len),
+                d_stream: gradient.map_or_else(|| units.engine.zeros(0), |hidden| units.upload(&hidden)),
+            };
+            let Begun { mut grads, d_stream } = begun.unwrap_or_else(begin);
+            (units.backward(weights, &meta, &input, kept, d_stream, &mut grads), grads)
         });
         let d_input = d_input.map(|d_input| units.download(meta.shape, &d_input));
         let id = self.next_id();
@@ -261,15 +284,11 @@ impl<E: Engine> Stage for LocalStage<E> {
         check::microbatch(&units.architecture, units.dtype(), units.is_first(), &input, meta)?;
         let weights = &self.weights;
         Ok(units.engine.inside(|| {
-            let (hidden, mut kept) = units.forward(weights, meta, &input, false, false);
-            match (hidden, want) {
-                (Some(hidden), _) => Output::Hidden(units.download(meta.shape, &hidden)),
-                (None, Want::Loss) => {
-                    Output::Loss(units.loss(weights, meta, &mut kept, false).unwrap_or_default())
-                }
-                (None, Want::NextToken) => {
-                    Output::Logits(units.next_token_logits(weights, meta, &kept).unwrap_or_default())
-                }
+            let (hidden, _) = units.forward(weights, meta, &input, false, false);
+            match want {
+                _ if !units.is_last() => Output::Hidden(units.download(meta.shape, &hidden)),
+                Want::Loss => Output::Loss(units.loss(weights, meta, &hidden)),
+                Want::NextToken => Output::Logits(units.next_token_logits(weights, meta, &hidden)),
             }
         }))
     }
@@ -509,6 +528,18 @@ impl<E: Engine> Stage for LocalStage<E> {
     fn plan(&self, shape: Shape, in_flight: usize, keep: Keep) -> u64 {
         self.units.plan(self.moments.len(), shape, in_flight, keep)
     }
+}
+
+/// The head's part of backward, with which its part of forward is one.
+fn begin_backward<E: Engine>(
+    units: &Units<E>,
+    weights: &E::Buffer,
+    meta: &Meta,
+    hidden: &E::Buffer,
+) -> (Begun<E>, Loss) {
+    let mut grads = units.engine.zeros(units.gradient_len);
+    let (loss, d_stream) = units.loss_backward(weights, meta, hidden, &mut grads);
+    (Begun { grads, d_stream }, loss)
 }
 
 /// The initial value of a parameter, as bytes.

@@ -128,8 +128,7 @@ pub fn plan(
     train: &TrainConfig,
     reduce: Reduce,
 ) -> Result<Vec<StagePlan>, BuildError> {
-    let alone = TrainConfig { threads: 1, ..train.clone() };
-    Ok(with_engine!(alone, engine => plan_on(engine, architecture, rule, train, reduce)))
+    Ok(with_engine!(train, engine => plan_on(engine, architecture, rule, train, reduce)))
 }
 
 fn plan_on<E: Engine>(

@@ -13,7 +13,7 @@ use starling_model::engine::{Engine, Shape};
 use starling_model::local::LocalStage;
 use starling_model::lots::Lots;
 use starling_model::optimiser::OptimiserConfig;
-use starling_model::stage::{Input, Keep, Meta, Microbatch, Reduction, Stage};
+use starling_model::stage::{Commit, Input, Keep, Meta, Microbatch, Reduction, Stage};
 
 struct Counting;
 
@@ -41,6 +41,7 @@ static ALLOCATOR: Counting = Counting;
 fn the_plan_is_near_the_peak() {
     check(|| Naive::<f32>::new(1).unwrap(), 0.25);
     check(|| Cpu::new(1).unwrap(), 0.05);
+    check(|| Cpu::new(3).unwrap(), 0.05);
 }
 
 fn check<E: Engine>(engine: impl Fn() -> E, most: f64) {
@@ -57,7 +58,7 @@ fn check<E: Engine>(engine: impl Fn() -> E, most: f64) {
         let class = engine.class();
         let mut stage = LocalStage::new(engine, architecture, units, OptimiserConfig::default().rule(), 1);
         let planned = stage.plan(shape, in_flight, keep);
-        step(&mut stage, shape, in_flight, keep);
+        (0..2).for_each(|_| step(&mut stage, 500, shape, in_flight, keep));
         let peak = (PEAK.load(Ordering::Relaxed) - before) as u64;
         drop(stage);
         let ratio = planned as f64 / peak as f64;
@@ -68,14 +69,14 @@ fn check<E: Engine>(engine: impl Fn() -> E, most: f64) {
     }
 }
 
-/// All forwards, then all backwards, then a reduction: every buffer that a step can have.
-fn step(stage: &mut dyn Stage, shape: Shape, in_flight: usize, keep: Keep) {
+/// All forwards, then all backwards, then an update: every buffer that a step can have.
+fn step(stage: &mut dyn Stage, words: u32, shape: Shape, in_flight: usize, keep: Keep) {
     // The first microbatch is a lot of its own, sealed while the others are computed.
     let others = in_flight.max(2);
     let lots = Lots { microbatches: others as u32 + 1, lots: 2 };
-    let mut microbatch = 0;
+    let (step, mut microbatch) = (stage.version(), 0);
     let mut forward = |stage: &mut dyn Stage| {
-        let at = Microbatch { step: 0, index: microbatch, version: 0 };
+        let at = Microbatch { step, index: microbatch, version: step };
         microbatch += 1;
         let tokens = shape.tokens();
         let meta = Meta {
@@ -85,7 +86,9 @@ fn step(stage: &mut dyn Stage, shape: Shape, in_flight: usize, keep: Keep) {
             documents: vec![0; tokens],
             targets: vec![1; tokens],
         };
-        stage.forward(at, Input::Tokens(vec![2; tokens]), meta, keep).unwrap().1
+        // All rows of the tables are used.
+        let words = (0..tokens as u32).map(|n| (n * 7 + microbatch) % words).collect();
+        stage.forward(at, Input::Tokens(words), meta, keep).unwrap().1
     };
     let last = forward(stage);
     let (_, pending) = stage.backward(last, None).unwrap();
@@ -97,5 +100,11 @@ fn step(stage: &mut dyn Stage, shape: Shape, in_flight: usize, keep: Keep) {
             stage.fold(pending, lots).unwrap();
         }
     }
-    stage.reduce_alone(Reduction { step: 0, attempt: 0 }).unwrap();
+    let reduction = Reduction { step, attempt: 0 };
+    stage.reduce_alone(reduction).unwrap();
+    for shared in stage.shared() {
+        stage.settle_alone(reduction, &shared.name).unwrap();
+    }
+    let update = OptimiserConfig::default().update(step, 10, step, 1, 1.0);
+    stage.apply(&Commit { step, version: step, update: Some(update) }).unwrap();
 }

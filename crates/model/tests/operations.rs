@@ -168,12 +168,10 @@ fn head_and_loss() {
     let targets: Vec<u32> = (0..10).flat_map(|_| TARGETS).collect();
     let x = numbers("x", targets.len() * WIDTH);
     let mut grads = vec![0.0; weights.len()];
-    let (_, kept) = engine.head_loss(&x, &weights, norm, table, &targets, true);
-    let d_x = engine.head_loss_backward(&x, &kept, &weights, norm, table, &targets, &mut grads, norm, table);
-    agrees("x", &x, &d_x, |x| engine.head_loss(&x.to_vec(), &weights, norm, table, &targets, false).0);
-    agrees("weights", &weights, &grads, |w| {
-        engine.head_loss(&x, &w.to_vec(), norm, table, &targets, false).0
-    });
+    let (loss, d_x) = engine.head_loss_backward(&x, &weights, norm, table, &targets, &mut grads, norm, table);
+    assert_eq!(loss, engine.head_loss(&x, &weights, norm, table, &targets));
+    agrees("x", &x, &d_x, |x| engine.head_loss(&x.to_vec(), &weights, norm, table, &targets));
+    agrees("weights", &weights, &grads, |w| engine.head_loss(&x, &w.to_vec(), norm, table, &targets));
 
     let logits = engine.head_logits(&x, &weights, norm, table, &[3, 70]);
     let loss = |token: usize, target: usize| {
@@ -183,7 +181,7 @@ fn head_and_loss() {
     };
     let mut only = vec![NO_TARGET; targets.len()];
     (only[3], only[70]) = (5, 6);
-    let (together, _) = engine.head_loss(&x, &weights, norm, table, &only, false);
+    let together = engine.head_loss(&x, &weights, norm, table, &only);
     assert!((together - loss(0, 5) - loss(1, 6)).abs() < 1e-5);
 }
 
@@ -194,7 +192,7 @@ fn huge_logits_and_scores_stay_finite() {
     let table = span(2 * WIDTH, VOCABULARY * WIDTH);
     let weights = vec![1e4f32; 2 * WIDTH + table.len];
     let x: Vec<f32> = numbers("x", TARGETS.len() * WIDTH).into_iter().map(|x| x as f32).collect();
-    assert!(engine.head_loss(&x, &weights, norm, table, &TARGETS, false).0.is_finite());
+    assert!(engine.head_loss(&x, &weights, norm, table, &TARGETS).is_finite());
     let qkv: Vec<f32> =
         numbers("qkv", SHAPE.tokens() * 3 * WIDTH).into_iter().map(|x| 1e4 * x as f32).collect();
     let (out, sums) = engine.attention(SHAPE, attention(), &qkv, dropout(0.0));

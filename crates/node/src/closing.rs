@@ -1,12 +1,51 @@
 //! The end of a step: what its commit carries, from what the stages tell of their reduced gradients.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use starling_model::cut::cut;
 use starling_model::reference::StepReport;
 use starling_model::run::Run;
-use starling_swarm::ids::Step;
+use starling_swarm::ids::{StageId, Step};
 
+use crate::charter::Charter;
 use crate::host::Summary;
+
+/// What a summary can be in this run; what comes from a peer is looked at before it counts.
+pub struct Expected {
+    /// Of each stage, the names of its parameters.
+    parameters: Vec<BTreeSet<String>>,
+    /// Of a step, at the most.
+    tokens: u64,
+}
+
+impl Expected {
+    /// What the stages of this run may tell.
+    pub fn of(charter: &Charter) -> Expected {
+        let (run, vocabulary) = (&charter.run, charter.definition.vocabulary);
+        let architecture = run.model.architecture(vocabulary);
+        let units = architecture.units();
+        let names = |range: std::ops::Range<usize>| {
+            let parameters = units[range].iter().flat_map(|&unit| architecture.parameters(unit));
+            parameters.map(|parameter| parameter.name).collect()
+        };
+        let parameters = cut(&architecture, run.train.stages).into_iter().map(names).collect();
+        Expected { parameters, tokens: u64::from(run.train.batch) * architecture.context as u64 }
+    }
+
+    /// Why this cannot be what a member of the stage found.
+    pub fn check(&self, stage: StageId, summary: &[u8]) -> Result<(), BadSummary> {
+        let Summary { sums_of_squares, loss } = postcard::from_bytes(summary)?;
+        let own = self.parameters.get(usize::from(stage.0));
+        let foreign = |name: &&String| own.is_none_or(|own| !own.contains(*name));
+        if let Some(name) = sums_of_squares.keys().find(foreign) {
+            return Err(BadSummary::Foreign(stage, name.chars().take(80).collect()));
+        }
+        if loss.tokens > self.tokens || sums_of_squares.values().any(|&square| square < 0.0) {
+            return Err(BadSummary::Impossible(stage));
+        }
+        Ok(())
+    }
+}
 
 /// What the step came to, and the commit's constants; none if the gradient is not finite. `skipped`: how many steps
 /// before it were skipped. An error: a summary is not what this version writes.
@@ -38,6 +77,12 @@ pub enum BadSummary {
         "what a stage told of its gradient cannot be read ({0}); its peer is of another version, or lies"
     )]
     Summary(#[from] postcard::Error),
+    /// It tells of what its stage does not have.
+    #[error("what was told of {0} is of {1:?}, which is not one of its parameters")]
+    Foreign(StageId, String),
+    /// Squares below zero, or more tokens than a step has.
+    #[error("what was told of {0} cannot be: more tokens than the step has, or squares below zero")]
+    Impossible(StageId),
     /// The constants.
     #[error("the commit's constants cannot be written: {0}")]
     Constants(#[from] serde_json::Error),

@@ -28,7 +28,7 @@ use tokio::sync::{mpsc, watch};
 
 use self::trying::Trying;
 use crate::charter::Charter;
-use crate::closing::{BadSummary, conclude};
+use crate::closing::{BadSummary, Expected, conclude};
 use crate::disk::{Disk, DiskError};
 use crate::events::{Event, EventLog, LogError};
 use crate::guests::Guest;
@@ -94,6 +94,7 @@ pub struct Coordinator {
     addresses: Vec<String>,
     disk: Disk,
     charter: Charter,
+    expected: Expected,
     site: String,
     links: Links,
     log: EventLog,
@@ -161,6 +162,7 @@ impl Coordinator {
             registry,
             addresses,
             disk,
+            expected: Expected::of(&charter),
             charter,
             links: Links::new(&site, wan),
             site,
@@ -342,6 +344,13 @@ impl Coordinator {
                     && !self.kept.contains(&(envelope.fence.epoch, version, stage))
                 {
                     return Ok(());
+                }
+                if let Body::Prepared { stage, summary, .. } | Body::Settled { stage, summary, .. } =
+                    &envelope.body
+                    && let Err(bad) = self.expected.check(*stage, summary)
+                    && let Address::Worker(peer) = envelope.from
+                {
+                    return self.tell(Input::Nonsense(peer, bad.to_string()));
                 }
                 self.tell(Input::Message(envelope))?;
             }
@@ -601,7 +610,7 @@ pub enum CoordinatorError {
     /// The network could not be started.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// A stage's summary cannot be read.
+    /// A commit's constants cannot be made.
     #[error(transparent)]
     Summary(#[from] BadSummary),
     /// Two replicas differ.

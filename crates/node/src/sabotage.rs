@@ -15,6 +15,8 @@ pub enum Sabotage {
     Stale,
     /// What the device computes is not finite.
     Nan,
+    /// What it tells of its sums is garbage.
+    Garble,
 }
 
 /// The first step that is done wrong.
@@ -29,7 +31,8 @@ impl FromStr for Sabotage {
             "drop" => Ok(Sabotage::Drop),
             "stale" => Ok(Sabotage::Stale),
             "nan" => Ok(Sabotage::Nan),
-            _ => Err(format!("{text:?} is none of double, drop, stale, nan")),
+            "garble" => Ok(Sabotage::Garble),
+            _ => Err(format!("{text:?} is none of double, drop, stale, nan, garble")),
         }
     }
 }

@@ -46,6 +46,8 @@ pub enum Input {
     HungUp(Address),
     /// There is a connection with this member again.
     CalledAgain(Address),
+    /// What this worker said cannot be what a worker of this version says, and why.
+    Nonsense(PeerId, String),
     /// The record of this number is safe, and all before it.
     Journaled(u64),
     /// The constants of a commit that was asked for; none if the reduced gradient is not finite.
@@ -199,6 +201,7 @@ impl Coordinator {
             Input::Wake => self.on_wake(out),
             Input::HungUp(who) => drop(self.hung_up.insert(who, now)),
             Input::CalledAgain(who) => drop(self.hung_up.remove(&who)),
+            Input::Nonsense(peer, why) => self.on_nonsense(peer, &why, out),
             Input::Journaled(number) => self.on_journaled(number, out),
             Input::Concluded(number, constants) => self.on_concluded(number, constants, out),
             Input::Operator(order) => self.on_order(order, out),

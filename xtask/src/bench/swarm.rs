@@ -293,11 +293,14 @@ fn many_peers() -> Result<Vec<Figure>> {
 /// What a worker of a real model takes, against what the plan says: with lots of one microbatch and of four.
 fn memory() -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
-    for (reduce, batch, lots) in [("exact", 4, 4), ("exact", 32, 8), ("fast", 32, 8)] {
+    let runs =
+        [("cpu", "exact", 4, 4), ("cpu", "exact", 32, 8), ("cpu", "fast", 32, 8), ("naive", "exact", 32, 8)];
+    for (device, reduce, batch, lots) in runs {
         let text = format!(
             "model = {{ context = 16, width = 512, layers = 16, heads = 8 }}\n\
              data = {{ synthetic = {{ documents = 200 }} }}\n\
-             train = {{ steps = 1000000, batch = {batch}, microbatch = 1, lots = {lots}, stages = 2, hash_every = 0 }}\n\
+             train = {{ steps = 1000000, batch = {batch}, microbatch = 1, lots = {lots}, stages = 2, hash_every = 0, \
+             device = \"{device}\" }}\n\
              checkpoint = {{ every = 0 }}\nswarm = {{ reduce = \"{reduce}\" }}\n"
         );
         let run = Run::parse(&text, "memory.toml", &[])?;
@@ -308,7 +311,7 @@ fn memory() -> Result<Vec<Figure>> {
         flock.go_on_for(4)?;
         let peaks: Vec<f64> = (0..4).map(|worker| flock.peak_bytes(worker)).collect::<Result<_>>()?;
         let most = peaks.into_iter().fold(0.0, f64::max);
-        let of = format!("{reduce}, lots of {}", batch / lots);
+        let of = format!("{device}, {reduce}, lots of {}", batch / lots);
         let name = format!("a worker's memory ÷ what plan says, the largest of 4, {of}");
         figures.push(figure(name, most / planned, "", Some(Must::NearOne(0.05))));
         figures.push(figure(format!("what plan says, {of}"), planned / 1e6, "MB", None));

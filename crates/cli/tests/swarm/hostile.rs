@@ -169,7 +169,19 @@ fn a_worker_whose_device_gives_no_numbers_is_quarantined_by_name() {
         flock.start_worker("a");
     }
     flock.start_saboteur("a", "nan");
-    // Sooner or later it is given work.
+    until_quarantined(&mut flock);
+}
+
+#[test]
+fn a_worker_that_tells_garbage_of_its_sums_is_quarantined_by_name() {
+    let mut flock = Flock::with_workers("", "aaab");
+    flock.start_saboteur("a", "garble");
+    until_quarantined(&mut flock);
+    assert!(flock.log("coordinator").contains("what a stage told of its gradient cannot be read"));
+}
+
+/// Sooner or later a saboteur is given work; without it, the run goes on.
+fn until_quarantined(flock: &mut Flock) {
     while !flock.log("coordinator").contains("quarantined") {
         flock.go_on_for(5);
         assert!(flock.step() < 2000, "it was never found: {}", flock.log("coordinator"));

@@ -4,8 +4,7 @@
 //! is fixed by the operation's sizes: threads, caches and neighbours in a microbatch have no part in it. Where the
 //! naive engine is obvious, this one is measured: `cargo xtask bench step`.
 //!
-//! What it keeps for backward is small (statistics of norms, the log-sum-exp of attention), but for the head's, which
-//! makes its gradients in forward (`head`).
+//! What it keeps for backward is small: statistics of norms, the log-sum-exp of attention.
 
 mod activate;
 mod attend;
@@ -53,15 +52,6 @@ pub enum Kept {
     Statistics(Buffer),
     /// The log-sum-exp of attention, `[b,h,t]`.
     LogSumExp(Buffer),
-    /// The head's gradients.
-    Head {
-        /// Of the norm's input: mean and scale of each row.
-        statistics: Buffer,
-        /// Of normalised tokens.
-        d_normed: Buffer,
-        /// Of the table.
-        d_table: Buffer,
-    },
 }
 
 impl Cpu {
@@ -231,15 +221,14 @@ impl Engine for Cpu {
 
     fn norm_linear(&self, x: &Buffer, weights: &Buffer, norm: Norm, linear: Linear) -> (Buffer, Kept) {
         let tokens = x.len() / linear.inputs;
-        let mut statistics = self.take(2 * tokens);
         let mut out = self.take(tokens * linear.outputs);
-        self.pool.install(|| {
-            let mut normed = self.take(x.len());
-            norm::normalise(self.shop.isa, x, norm_weights(weights, norm), &mut normed, &mut statistics);
+        let statistics = self.pool.install(|| {
+            let (normed, statistics) = self.normalise(x, norm_weights(weights, norm));
             let weight = Matrix::of_rows(&weights[linear.weight.range()], linear.outputs);
             let (normed, bias) =
                 (Matrix::of_rows(&normed, linear.inputs), Start::Row(&weights[linear.bias.range()]));
             self.shop.product(&mut out, linear.outputs, normed, weight, linear.inputs, bias, |_, _| {});
+            statistics
         });
         (out, Kept::Statistics(statistics))
     }
@@ -400,53 +389,39 @@ impl Engine for Cpu {
         d_x
     }
 
-    fn head_loss(
-        &self,
-        x: &Buffer,
-        weights: &Buffer,
-        norm: Norm,
-        table: Span,
-        targets: &[u32],
-        backward: bool,
-    ) -> (f64, Kept) {
+    fn head_loss(&self, x: &Buffer, weights: &Buffer, norm: Norm, table: Span, targets: &[u32]) -> f64 {
         let width = norm.weight.len;
         self.pool.install(|| {
-            let mut statistics = self.take(2 * targets.len());
-            let mut normed = self.take(x.len());
-            norm::normalise(self.shop.isa, x, norm_weights(weights, norm), &mut normed, &mut statistics);
+            let (normed, _) = self.normalise(x, norm_weights(weights, norm));
             let loss = head::Loss { normed: &normed, table: &weights[table.range()], width, targets };
-            if !backward {
-                return (loss.compute(&self.shop, None), Kept::Nothing);
-            }
-            let (mut d_normed, mut d_table) = (self.take(x.len()), self.take(table.len));
-            let gradients = head::Gradients { d_normed: &mut d_normed, d_table: &mut d_table };
-            let sum = loss.compute(&self.shop, Some(gradients));
-            (sum, Kept::Head { statistics, d_normed, d_table })
+            loss.compute(&self.shop, None)
         })
     }
 
     fn head_loss_backward(
         &self,
         x: &Buffer,
-        kept: &Kept,
         weights: &Buffer,
         norm: Norm,
-        _table: Span,
-        _targets: &[u32],
+        table: Span,
+        targets: &[u32],
         grads: &mut Buffer,
         grad_norm: Norm,
         grad_table: Span,
-    ) -> Buffer {
-        let Kept::Head { statistics, d_normed, d_table } = kept else {
-            unreachable!("forward was told that backward follows")
-        };
-        let isa = self.shop.isa;
+    ) -> (f64, Buffer) {
+        let width = norm.weight.len;
         self.pool.install(|| {
-            rows::add(isa, &mut grads[grad_table.range()], d_table);
-            let mut d_x = self.zeros(x.len());
+            let norm_weights = norm_weights(weights, norm);
+            let (normed, statistics) = self.normalise(x, norm_weights);
+            let mut d_normed = self.take(x.len());
+            let loss = head::Loss { normed: &normed, table: &weights[table.range()], width, targets };
+            let d_table = &mut grads[grad_table.range()];
+            let sum = loss.compute(&self.shop, Some(head::Gradients { d_normed: &mut d_normed, d_table }));
+            let mut d_x = normed;
+            d_x.fill(0.0);
             let to = norm_gradients(grads, grad_norm);
-            norm_backward(isa, x, statistics, norm_weights(weights, norm), d_normed, &mut d_x, to);
-            d_x
+            norm_backward(self.shop.isa, x, &statistics, norm_weights, &d_normed, &mut d_x, to);
+            (sum, d_x)
         })
     }
 
@@ -465,8 +440,7 @@ impl Engine for Cpu {
             for (row, &n) in rows.chunks_exact_mut(width).zip(chosen) {
                 row.copy_from_slice(&x[n * width..][..width]);
             }
-            let (mut normed, mut statistics) = (self.take(rows.len()), self.take(2 * chosen.len()));
-            norm::normalise(self.shop.isa, &rows, norm_weights(weights, norm), &mut normed, &mut statistics);
+            let (normed, _) = self.normalise(&rows, norm_weights(weights, norm));
             let mut logits = self.take(vocabulary * chosen.len());
             let normed = Matrix::of_rows(&normed, width);
             head::multiply(
@@ -488,20 +462,17 @@ impl Engine for Cpu {
         heads + 4
     }
 
-    fn head_kept_elements(&self, work: Work) -> u128 {
-        let width = work.width as u128;
-        if work.vocabulary == 0 { 0 } else { work.tokens() * (width + 2) + width * work.vocabulary as u128 }
-    }
-
     fn working_elements(&self, work: Work) -> u128 {
         // Backward of a block: gradients of the stream, of attention's output and of the inner part; what is normed and
         // what is active; gradients of queries, keys and values, by head and by token.
-        let by_token = work.tokens() * (9 * work.width + 2 * work.inner) as u128;
-        let of_head = head::working(work.tokens().min(head::TOKENS as u128) as usize, work.vocabulary);
+        let of_block = work.tokens() * (9 * work.width + 2 * work.inner) as u128;
+        let logits = head::working(work.tokens().min(head::TOKENS as u128) as usize, work.vocabulary);
+        let of_head = 3 * work.tokens() * work.width as u128 + logits as u128;
         let sizes = Sizes::new(work.shape.columns, work.width / work.heads.max(1));
         let of_thread = product::SLIVERS + attend::Forward::scratch(sizes) + attend::Backward::scratch(sizes);
         let threads = self.pool.current_num_threads();
-        by_token + of_head as u128 + (product::PACKED + threads * of_thread) as u128
+        let packed = product::packed(work.inner.max(3 * work.width));
+        of_block.max(of_head) + (packed + threads * of_thread) as u128
     }
 
     fn optimise(
@@ -526,6 +497,14 @@ impl Engine for Cpu {
 }
 
 impl Cpu {
+    /// Normalised rows, and mean and scale of each.
+    fn normalise(&self, x: &[f32], weights: NormWeights<'_>) -> (Buffer, Buffer) {
+        let mut normed = self.take(x.len());
+        let mut statistics = self.take(2 * (x.len() / weights.weight.len()));
+        norm::normalise(self.shop.isa, x, weights, &mut normed, &mut statistics);
+        (normed, statistics)
+    }
+
     /// `activation(x)`, or nothing where that is `x` itself.
     fn active(&self, activation: Activation, x: &[f32]) -> Option<Buffer> {
         if activation == Activation::Identity {

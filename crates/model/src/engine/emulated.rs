@@ -191,38 +191,28 @@ impl Engine for Emulated {
         *x
     }
 
-    fn head_loss(
-        &self,
-        x: &usize,
-        _: &usize,
-        norm: Norm,
-        table: Span,
-        targets: &[u32],
-        _: bool,
-    ) -> (f64, ()) {
+    fn head_loss(&self, x: &usize, _: &usize, norm: Norm, table: Span, targets: &[u32]) -> f64 {
         self.owe(2 * targets.len() * table.len);
         debug_assert_eq!(*x, targets.len() * norm.weight.len);
         // All words are equally likely to who knows nothing.
         let words = (table.len / norm.weight.len) as f64;
         let tokens = targets.iter().filter(|&&target| target != NO_TARGET).count();
-        (tokens as f64 * words.ln(), ())
+        tokens as f64 * words.ln()
     }
 
     fn head_loss_backward(
         &self,
         x: &usize,
-        (): &(),
-        _: &usize,
-        _: Norm,
+        weights: &usize,
+        norm: Norm,
         table: Span,
         targets: &[u32],
         _: &mut usize,
         _: Norm,
         _: Span,
-    ) -> usize {
-        // Logits are made again.
-        self.owe(6 * targets.len() * table.len);
-        *x
+    ) -> (f64, usize) {
+        self.owe(4 * targets.len() * table.len);
+        (self.head_loss(x, weights, norm, table, targets), *x)
     }
 
     fn head_logits(&self, _: &usize, _: &usize, norm: Norm, table: Span, chosen: &[usize]) -> Vec<f32> {

@@ -254,34 +254,17 @@ impl<T: Real> Engine for Naive<T> {
         })
     }
 
-    fn head_loss(
-        &self,
-        x: &Vec<T>,
-        weights: &Vec<T>,
-        norm: Norm,
-        table: Span,
-        targets: &[u32],
-        _backward: bool,
-    ) -> (f64, Vec<T>) {
+    fn head_loss(&self, x: &Vec<T>, weights: &Vec<T>, norm: Norm, table: Span, targets: &[u32]) -> f64 {
         self.pool.install(|| {
             let head = Head::new(x, weights, norm, table);
-            let mut loss = 0.0;
-            for (block, targets) in targets.chunks(HEAD_TOKENS).enumerate() {
-                let logits = head.logits(block);
-                for (row, &target) in logits.chunks_exact(head.vocabulary).zip(targets) {
-                    if target != NO_TARGET {
-                        loss += log_sum_exp(row).to_f64() - row[target as usize].to_f64();
-                    }
-                }
-            }
-            (loss, Vec::new())
+            let blocks = targets.chunks(HEAD_TOKENS).enumerate();
+            blocks.fold(0.0, |loss, (block, targets)| head.loss(&head.logits(block), targets, loss))
         })
     }
 
     fn head_loss_backward(
         &self,
         x: &Vec<T>,
-        _kept: &Vec<T>,
         weights: &Vec<T>,
         norm: Norm,
         table: Span,
@@ -289,13 +272,14 @@ impl<T: Real> Engine for Naive<T> {
         grads: &mut Vec<T>,
         grad_norm: Norm,
         grad_table: Span,
-    ) -> Vec<T> {
+    ) -> (f64, Vec<T>) {
         self.pool.install(|| {
             let head = Head::new(x, weights, norm, table);
             let (width, vocabulary) = (head.width, head.vocabulary);
-            let mut d_normed = vec![T::ZERO; x.len()];
+            let (mut loss, mut d_normed) = (0.0, vec![T::ZERO; x.len()]);
             for (block, targets) in targets.chunks(HEAD_TOKENS).enumerate() {
                 let mut d_logits = head.logits(block);
+                loss = head.loss(&d_logits, targets, loss);
                 d_logits.par_chunks_mut(vocabulary).zip(targets).for_each(|(row, &target)| {
                     let total = log_sum_exp(row);
                     for (word, d) in row.iter_mut().enumerate() {
@@ -314,7 +298,7 @@ impl<T: Real> Engine for Naive<T> {
             let mut d_x = vec![T::ZERO; x.len()];
             let (d_weight, d_bias) = norm_gradients(grads, grad_norm);
             normalise_backward(x, norm_weights(weights, norm), &d_normed, &mut d_x, d_weight, d_bias);
-            d_x
+            (loss, d_x)
         })
     }
 
@@ -388,6 +372,15 @@ impl<T: Real> Head<T> {
         let mut logits = vec![T::ZERO; normed.len() / self.width * self.vocabulary];
         add_product(&mut logits, normed, &self.table_dv, self.width, self.vocabulary);
         logits
+    }
+
+    /// `sum`, and the loss of a block with these logits.
+    fn loss(&self, logits: &[T], targets: &[u32], sum: f64) -> f64 {
+        let rows = logits.chunks_exact(self.vocabulary).zip(targets);
+        let with_target = rows.filter(|&(_, &target)| target != NO_TARGET);
+        with_target.fold(sum, |sum, (row, &target)| {
+            sum + (log_sum_exp(row).to_f64() - row[target as usize].to_f64())
+        })
     }
 }
 

@@ -61,8 +61,6 @@ pub type Kept<E> = Vec<UnitKept<E>>;
 pub enum UnitKept<E: Engine> {
     Embedding,
     Block(BlockKept<E>),
-    /// The head's input, and what the engine wants once the loss is computed.
-    Head(E::Buffer, Option<E::Kept>),
 }
 
 impl<E: Engine> Units<E> {
@@ -104,11 +102,11 @@ impl<E: Engine> Units<E> {
 
     /// Whether the loss comes out.
     pub fn is_last(&self) -> bool {
-        self.head().is_some()
+        self.last().is_some_and(|placed| placed.unit == Unit::Head)
     }
 
-    /// Forward on a checked microbatch: hidden states (none from the last stage), and what units kept. Blocks keep
-    /// nothing unless `keep`; the head always keeps its input, which the loss is made from.
+    /// Forward on a checked microbatch: the hidden states behind the last unit, in the last stage those before the head,
+    /// and what units kept. Blocks keep nothing unless `keep`.
     pub fn forward(
         &self,
         weights: &E::Buffer,
@@ -116,7 +114,7 @@ impl<E: Engine> Units<E> {
         input: &Input,
         training: bool,
         keep: bool,
-    ) -> (Option<E::Buffer>, Kept<E>) {
+    ) -> (E::Buffer, Kept<E>) {
         let pass = self.pass(weights, meta, input, training);
         let mut x = match input {
             Input::Tokens(_) => None,
@@ -136,74 +134,71 @@ impl<E: Engine> Units<E> {
                         kept.push(UnitKept::Block(block));
                     }
                 }
-                (Unit::Head, Places::Head { .. }, Some(stream)) => kept.push(UnitKept::Head(stream, None)),
+                (Unit::Head, Places::Head { .. }, Some(stream)) => x = Some(stream),
                 _ => unreachable!("units are in the model's order, and the input was checked"),
             }
         }
-        (x, kept)
+        (x.unwrap_or_else(|| unreachable!("a stage has units")), kept)
     }
 
-    /// The loss, if the last unit is the head and this is what it kept; `backward` says whether backward will follow.
-    pub fn loss(&self, weights: &E::Buffer, meta: &Meta, kept: &mut Kept<E>, backward: bool) -> Option<Loss> {
-        let (Some(UnitKept::Head(x, engine_kept)), Some((norm, table))) = (kept.last_mut(), self.head())
-        else {
-            return None;
-        };
-        let (sum, wanted) = self.engine.head_loss(x, weights, norm, table, &meta.targets, backward);
-        *engine_kept = Some(wanted);
-        let tokens = meta.targets.iter().filter(|&&target| target != NO_TARGET).count() as u64;
-        Some(Loss { sum, tokens })
+    /// The loss from the hidden states before the head; the last stage's.
+    pub fn loss(&self, weights: &E::Buffer, meta: &Meta, x: &E::Buffer) -> Loss {
+        let (norm, table) = head(self.last().map(|last| &last.weights));
+        let sum = self.engine.head_loss(x, weights, norm, table, &meta.targets);
+        Loss { sum, tokens: tokens_with_loss(meta) }
     }
 
-    /// Logits at the last position of each row, if the last unit is the head and this is what it kept.
-    pub fn next_token_logits(&self, weights: &E::Buffer, meta: &Meta, kept: &Kept<E>) -> Option<Vec<f32>> {
-        let (Some(UnitKept::Head(x, _)), Some((norm, table))) = (kept.last(), self.head()) else {
-            return None;
-        };
+    /// The same with the gradient of the hidden states; adds to `grads`.
+    pub fn loss_backward(
+        &self,
+        weights: &E::Buffer,
+        meta: &Meta,
+        x: &E::Buffer,
+        grads: &mut E::Buffer,
+    ) -> (Loss, E::Buffer) {
+        let (norm, table) = head(self.last().map(|last| &last.weights));
+        let (to_norm, to_table) = head(self.last().map(|last| &last.gradient));
+        let (engine, targets) = (&self.engine, &meta.targets);
+        let (sum, d_x) =
+            engine.head_loss_backward(x, weights, norm, table, targets, grads, to_norm, to_table);
+        (Loss { sum, tokens: tokens_with_loss(meta) }, d_x)
+    }
+
+    /// Logits at the last position of each row, from the hidden states before the head.
+    pub fn next_token_logits(&self, weights: &E::Buffer, meta: &Meta, x: &E::Buffer) -> Vec<f32> {
+        let (norm, table) = head(self.last().map(|last| &last.weights));
         let Shape { rows, columns } = meta.shape;
         let last: Vec<usize> = (1..=rows).map(|row| row * columns - 1).collect();
-        Some(self.engine.head_logits(x, weights, norm, table, &last))
+        self.engine.head_logits(x, weights, norm, table, &last)
     }
 
-    /// Backward: adds to `grads`, returns the gradient of the stage's input, but none from the first stage.
+    /// Backward from the gradient of what [`Units::forward`] gave: adds to `grads`, returns the gradient of the stage's
+    /// input, but none from the first stage. What a unit kept is gone as soon as it was used.
     pub fn backward(
         &self,
         weights: &E::Buffer,
         meta: &Meta,
         input: &Input,
-        kept: &Kept<E>,
-        gradient: Option<&Hidden>,
+        kept: Kept<E>,
+        mut d_stream: E::Buffer,
         grads: &mut E::Buffer,
     ) -> Option<E::Buffer> {
         let pass = self.pass(weights, meta, input, true);
-        let mut d_stream = gradient.map(|hidden| self.upload(hidden));
-        for (placed, kept) in self.units.iter().zip(kept).rev() {
-            match (kept, &placed.weights, &placed.gradient, d_stream.as_mut()) {
-                (
-                    UnitKept::Head(x, Some(wanted)),
-                    &Places::Head { norm, table },
-                    &Places::Head { norm: to_norm, table: to_table },
-                    None,
-                ) => {
-                    let targets = &meta.targets;
-                    d_stream = Some(self.engine.head_loss_backward(
-                        x, wanted, weights, norm, table, targets, grads, to_norm, to_table,
-                    ));
-                }
-                (UnitKept::Block(block), Places::Block(at), Places::Block(to), Some(d_stream)) => {
+        for (placed, kept) in self.units[..kept.len()].iter().zip(kept).rev() {
+            match (kept, &placed.weights, &placed.gradient) {
+                (UnitKept::Block(block), Places::Block(at), Places::Block(to)) => {
                     let Unit::Block(layer) = placed.unit else {
                         unreachable!("a block's places are a block's")
                     };
-                    pass.block_backward(layer, at, block, d_stream, grads, to);
+                    pass.block_backward(layer, at, block, &mut d_stream, grads, to);
                 }
-                (UnitKept::Embedding, _, &Places::Embedding { tokens, positions }, Some(d_out)) => {
-                    pass.embed_backward(d_out, grads, tokens, positions);
-                    d_stream = None;
+                (UnitKept::Embedding, _, &Places::Embedding { tokens, positions }) => {
+                    pass.embed_backward(&d_stream, grads, tokens, positions);
                 }
-                _ => unreachable!("units kept what belongs to them, and the gradient was checked"),
+                _ => unreachable!("units kept what belongs to them"),
             }
         }
-        d_stream
+        (!self.is_first()).then_some(d_stream)
     }
 
     /// Bytes to hidden states.
@@ -223,12 +218,12 @@ impl<E: Engine> Units<E> {
     /// Bytes that a stage of these units needs, with `in_flight` microbatches of `shape` between forward and backward
     /// and so many `moments`. Without allocating any of it.
     pub fn plan(&self, moments: usize, shape: Shape, in_flight: usize, keep: Keep) -> u64 {
-        // While computing: the gradient of one microbatch, the sum of its lot, one of sealed lots. While reducing,
-        // when activations are gone: two sums at the most, and the reduced gradient.
-        self.plan_with(moments, 3 * self.gradient_len, shape, in_flight, keep)
+        // Besides the gradient of one microbatch: the sum of its lot, one of sealed lots. While reducing, when
+        // activations are gone: two sums at the most, and the reduced gradient.
+        self.plan_with(moments, 2 * self.gradient_len, shape, in_flight, keep)
     }
 
-    /// The same with so many elements of gradients.
+    /// The same with so many elements of gradients besides the one that is being computed.
     pub fn plan_with(
         &self,
         moments: usize,
@@ -237,27 +232,28 @@ impl<E: Engine> Units<E> {
         in_flight: usize,
         keep: Keep,
     ) -> u64 {
-        let state = self.layout.len() * (1 + moments);
-        let (kept, working) = self.activations(shape, keep);
-        let elements = state as u128 + gradients as u128 + in_flight as u128 * kept + working;
-        u64::try_from(elements * self.dtype().size() as u128).unwrap_or(u64::MAX)
-    }
-
-    /// Elements kept for each microbatch in flight, and at work on one.
-    fn activations(&self, shape: Shape, keep: Keep) -> (u128, u128) {
         let Architecture { width, inner, heads, vocabulary, .. } = self.architecture;
         let vocabulary = if self.is_last() { vocabulary } else { 0 };
         let work = Work { shape, width, inner, heads, vocabulary };
-        let blocks = self.units.iter().filter(|placed| matches!(placed.unit, Unit::Block(_))).count();
+        let tokens = work.tokens();
+        let state = (self.layout.len() * (1 + moments) + gradients) as u128;
         let block = block_kept_elements(&self.architecture) + self.engine.kept_elements(heads);
-        let input = if self.is_first() { 0 } else { width };
-        let head = if self.is_last() { width } else { 0 };
-        let all = work.tokens() * (blocks * block + head) as u128 + self.engine.head_kept_elements(work);
-        let (kept, recomputed) = match keep {
-            Keep::All => (all, 0),
-            Keep::Input => (0, all),
+        let kept = tokens * (self.blocks() * block) as u128;
+        let stream = tokens * width as u128;
+        let input = if self.is_first() { 0 } else { stream };
+        let waiting = match keep {
+            Keep::Input => input,
+            // The head begins backward with forward.
+            Keep::All if self.is_last() => input + kept + stream + self.gradient_len as u128,
+            Keep::All => input + kept,
         };
-        (work.tokens() * input as u128 + kept, recomputed + self.engine.working_elements(work))
+        let computing = input + kept + self.gradient_len as u128 + self.engine.working_elements(work);
+        let elements = state + in_flight.saturating_sub(1) as u128 * waiting + computing;
+        u64::try_from(elements * self.dtype().size() as u128).unwrap_or(u64::MAX)
+    }
+
+    fn blocks(&self) -> usize {
+        self.units.iter().filter(|placed| matches!(placed.unit, Unit::Block(_))).count()
     }
 
     fn pass<'a>(
@@ -281,15 +277,23 @@ impl<E: Engine> Units<E> {
         }
     }
 
-    fn head(&self) -> Option<(Norm, Span)> {
-        match self.units.last()?.weights {
-            Places::Head { norm, table } => Some((norm, table)),
-            _ => None,
-        }
+    fn last(&self) -> Option<&PlacedUnit> {
+        self.units.last()
     }
 
     /// How elements are stored.
     pub fn dtype(&self) -> Dtype {
         self.engine.dtype()
     }
+}
+
+fn head(places: Option<&Places>) -> (Norm, Span) {
+    match places {
+        Some(&Places::Head { norm, table }) => (norm, table),
+        _ => unreachable!("only the last stage has a loss"),
+    }
+}
+
+fn tokens_with_loss(meta: &Meta) -> u64 {
+    meta.targets.iter().filter(|&&target| target != NO_TARGET).count() as u64
 }

@@ -106,7 +106,21 @@ impl Coordinator {
             out.push(Command::Tell(format!("{peer} computes wrongly, and nobody can replace it: {why}")));
             return;
         }
-        out.push(Command::Tell(format!("{peer} is quarantined, for it computes wrongly: {why}")));
+        self.expel(peer, &format!("it computes wrongly: {why}"), out);
+    }
+
+    /// A worker of this version would not have said this. Nothing that it says is of use, so it goes even if nobody can
+    /// replace it.
+    pub(super) fn on_nonsense(&mut self, peer: PeerId, why: &str, out: &mut Vec<Command>) {
+        self.refusals.count(Refusal::Nonsense);
+        if self.members.contains_key(&peer) {
+            self.expel(peer, why, out);
+            self.advance(out);
+        }
+    }
+
+    fn expel(&mut self, peer: PeerId, why: &str, out: &mut Vec<Command>) {
+        out.push(Command::Tell(format!("{peer} is quarantined: {why}")));
         self.append(Record::Quarantined(peer, true), out);
         for open in &mut self.steps {
             open.doubts.retain(|_, claims| {
@@ -114,7 +128,7 @@ impl Coordinator {
                 !claims.is_empty()
             });
         }
-        self.remove(peer, &why, out);
+        self.remove(peer, why, out);
     }
 
     /// Whether a peer is not let in.

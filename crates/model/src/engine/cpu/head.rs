@@ -39,7 +39,7 @@ pub struct Loss<'a> {
 pub struct Gradients<'a> {
     /// Of normalised tokens, written.
     pub d_normed: &'a mut [f32],
-    /// Of the table, written.
+    /// Of the table, added to.
     pub d_table: &'a mut [f32],
 }
 
@@ -49,9 +49,6 @@ impl Loss<'_> {
         let (width, vocabulary) = (self.width, self.table.len() / self.width);
         let mut logits = shop.shelf.take(self.targets.len().min(TOKENS).next_multiple_of(LANES) * vocabulary);
         let mut loss = 0.0;
-        if let Some(gradients) = gradients.as_mut().filter(|_| self.targets.is_empty()) {
-            gradients.d_table.fill(0.0);
-        }
         for (block, targets) in self.targets.chunks(TOKENS).enumerate() {
             let here = block * TOKENS * width..(block * TOKENS + targets.len()) * width;
             let normed = Matrix::of_rows(&self.normed[here.clone()], width);
@@ -70,8 +67,8 @@ impl Loss<'_> {
             let table = Matrix::of_rows(self.table, width);
             let d_normed = &mut gradients.d_normed[here];
             shop.product(d_normed, width, d_logits.transposed(), table, vocabulary, Start::Zero, |_, _| {});
-            let start = if block == 0 { Start::Zero } else { Start::Present };
-            shop.product(gradients.d_table, width, d_logits, normed, targets.len(), start, |_, _| {});
+            let d_table = &mut *gradients.d_table;
+            shop.product(d_table, width, d_logits, normed, targets.len(), Start::Present, |_, _| {});
         }
         loss
     }

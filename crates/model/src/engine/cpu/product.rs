@@ -24,7 +24,7 @@ pub const TALL: usize = 6;
 const TASK: usize = 192;
 /// Elements of the right side that are packed at a time, if that is one block: 4 MiB. More of them are fewer meetings of
 /// the threads, fewer stay in the cache.
-pub const PACKED: usize = 1 << 20;
+const PACKED: usize = 1 << 20;
 /// Elements of the left side that one task packs at a time.
 pub const SLIVERS: usize = TASK * DEPTH;
 
@@ -84,7 +84,7 @@ impl Workshop {
         let rows = out.len() / columns;
         let task = task_rows(rows);
         let panels = columns.div_ceil(LANES);
-        let mut packed = self.shelf.take(PACKED.max(DEPTH * panels * LANES));
+        let mut packed = self.shelf.take(packed(columns));
         let at_a_time = packed.len() / (panels * LANES) / DEPTH * DEPTH;
         if depth == 0 {
             match start {
@@ -129,6 +129,11 @@ impl Workshop {
             });
         }
     }
+}
+
+/// Elements of the right side that are packed at a time, if it has so many columns.
+pub fn packed(columns: usize) -> usize {
+    PACKED.max(DEPTH * columns.next_multiple_of(LANES))
 }
 
 /// Rows of one task: whole slivers, at the most [`TASK`], and as many tasks for each thread.

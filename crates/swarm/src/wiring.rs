@@ -120,7 +120,10 @@ impl Account {
 
     fn busy_us(&self) -> f64 {
         let forward_us = f64::from(self.about.to_begin) * self.forward_us;
-        (forward_us + f64::from(self.to_return) * self.backward_us) * self.blame
+        // What comes back later counts too: a peer that gets much because it is free now is flooded then, while
+        // others of its stage have nothing to do.
+        let to_return = self.about.owes.saturating_sub(self.about.to_begin).max(self.to_return);
+        (forward_us + f64::from(to_return) * self.backward_us) * self.blame
     }
 
     fn rank(&self) -> u64 {

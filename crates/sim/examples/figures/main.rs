@@ -1,6 +1,6 @@
 //! The simulator's figures, as lines of JSON: `cargo run --release -p starling-sim --example figures -- speeds`, or
 //! `wan`, `coordinator`, `scale`, `crowd`, or `traces FOLDER`. Shorter ones: `HOURS=2` for `scale`; `MINUTES=20` and
-//! `ONLY='p2, 125 M'`, a part of the figure's name, for `traces`. `cargo xtask bench sim` says what each must reach.
+//! `ONLY='p2, 125 M'`, a part of the figure's name, for `traces` and `speeds`. `cargo xtask bench sim` says what each must reach.
 
 mod coordinator;
 mod scale;

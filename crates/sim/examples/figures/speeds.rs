@@ -25,6 +25,10 @@ pub fn measure() {
 }
 
 fn share(sync: Sync, reduce: Reduce, stages: u16, replicas: usize, lots: u32) {
+    let name = format!("share of the sum of speeds 1-8, {sync:?}, {reduce:?}, {stages} stages, {lots} lots");
+    if !name.contains(&std::env::var("ONLY").unwrap_or_default()) {
+        return;
+    }
     let mut scenario = Scenario::small(1, stages, replicas);
     let spec = &mut scenario.spec;
     (spec.sync, spec.reduce) = (sync, reduce);
@@ -50,6 +54,5 @@ fn share(sync: Sync, reduce: Reduce, stages: u16, replicas: usize, lots: u32) {
     let commits = &outcome.commits_us[4..outcome.commits_us.len() - 1];
     let took_s = (commits[commits.len() - 1] - commits[0]) as f64 / 1e6;
     let share = f64::from(lots) * (commits.len() - 1) as f64 / sum / took_s;
-    let name = format!("share of the sum of speeds 1-8, {sync:?}, {reduce:?}, {stages} stages, {lots} lots");
     figure(&name, share, "share");
 }

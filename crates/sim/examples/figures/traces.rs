@@ -1,9 +1,11 @@
 //! Public preemption traces, copied to about 400 peers: how much of what is possible is done.
 
+use std::ops::Range;
+
 use starling_sim::rng::Rng;
 use starling_sim::scenario::{Scenario, Sizes};
 use starling_sim::trace::{Trace, bound};
-use starling_sim::world::World;
+use starling_sim::world::{Sample, World};
 use starling_swarm::ids::Step;
 use starling_swarm::lots::Lots;
 use starling_swarm::rebalance::Policy;
@@ -90,22 +92,55 @@ fn replay(name: &str, trace: &Trace, model: &Model, stages: u16, rebalance: Poli
     scenario.inside.latency_us = 20_000;
     scenario.until_us = Some(until_us);
     let tuning = &mut spec.tuning;
-    (tuning.beat, tuning.silence, tuning.slack) = (Span::s(1), Span::s(3), Span::s(2));
+    (tuning.beat, tuning.silence, tuning.slack) = (Span::ms(500), Span::ms(2500), Span::s(2));
     (tuning.unknown, tuning.pause) = (Span::s(60), Span::s(30));
     (tuning.jobs, tuning.leases) = (128, 1 << 15);
     tuning.keep_bytes = 4 << 30;
-    // The peers are alike, and what is in flight at the end of a step delays its reduction; a long pipeline needs it.
-    tuning.depth = if stages > 4 { 10 } else { 4 };
     (tuning.quorum, tuning.rebalance) = (stages as usize, rebalance);
     let join_us = (spec.state_bytes as f64 / BYTES_PER_S * 1e6) as u64;
-    let outcome = World::new(&scenario).run().expect("every invariant holds");
+    let mut samples = Vec::new();
+    let (outcome, _) = World::new(&scenario).run_observed(1_000_000, &mut |sample| {
+        samples.push(sample);
+        true
+    });
+    let outcome = outcome.expect("every invariant holds");
     // From the first commit after the start has settled to the last one.
     let commits: Vec<u64> = outcome.commits_us.iter().copied().filter(|at| *at > SETTLED_US).collect();
     let (first, last) = (commits[0], commits[commits.len() - 1]);
     let best = bound(&scenario, first..last, speed, join_us);
     let done = (commits.len() - 1) as f64 * f64::from(microbatches);
     figure(&format!("share of the bound: {name}"), done / best, "share");
+    let lost = Lost::new(&samples, first..last, best * f64::from(stages) / speed, done / best);
+    figure(
+        &format!("peers that should be at work and are not there: {name}"),
+        lost.absent,
+        "share of the bound",
+    );
+    figure(&format!("peers with nothing to do: {name}"), lost.idle, "share of the bound");
+    figure(&format!("work in vain: {name}"), lost.in_vain, "share of the bound");
     let all = (outcome.step * u64::from(microbatches) * u64::from(stages)) as f64;
     let died = outcome.died_lots as f64;
     figure(&format!("work that died before its commit: {name}"), died / (all + died), "share");
+}
+
+/// Where the difference to the bound is, as shares of it.
+struct Lost {
+    /// Peers that should be at work by the bound, and are not there yet.
+    absent: f64,
+    /// Peers that are there, and have nothing to do.
+    idle: f64,
+    /// What was done and did not count.
+    in_vain: f64,
+}
+
+impl Lost {
+    /// From samples a second apart; `bound` in seconds of peers.
+    fn new(samples: &[Sample], during_us: Range<u64>, bound: f64, share: f64) -> Lost {
+        let inside: Vec<&Sample> = samples.iter().filter(|s| during_us.contains(&s.at_us)).collect();
+        let there = inside.iter().flat_map(|sample| &sample.holders).sum::<usize>() as f64;
+        let busy_s = |sample: &Sample| sample.busy_us.iter().sum::<u64>() as f64 / 1e6;
+        let busy = busy_s(inside[inside.len() - 1]) - busy_s(inside[0]);
+        let (there, busy) = (there / bound, busy / bound);
+        Lost { absent: 1.0 - there, idle: there - busy, in_vain: busy - share }
+    }
 }

@@ -176,11 +176,11 @@ impl Driver {
         });
         let chosen = self.choose_fit(search)?;
         let wiring = &self.wirings[stage.0 as usize];
-        if let (Some(kept), Some(best)) = (kept, wiring.done_in(chosen, size)) {
-            let most = best.times(2) + wiring.done_in(chosen, size.saturating_mul(2)).unwrap_or_default();
-            if wiring.done_in(kept, size).is_some_and(|done| done <= most) {
-                return Some(kept);
-            }
+        // Neighbours are worth one lot's time, and no more.
+        if let (Some(kept), Some(most)) = (kept, wiring.done_in(chosen, size.saturating_mul(2)))
+            && wiring.done_in(kept, size).is_some_and(|done| done <= most)
+        {
+            return Some(kept);
         }
         let lots = self.stretch_for(stage, chosen, at);
         self.queue.open_stretch(stage, at, Stretch { lots, peer: chosen });

@@ -2,6 +2,8 @@
 
 mod corpus;
 mod exchange;
+mod generate;
+mod sides;
 mod sim;
 mod step;
 mod swarm;
@@ -50,6 +52,11 @@ const BENCHMARKS: &[Benchmark] = &[
         name: "exchange",
         about: "models that transformers wrote, and models exported for it: are the logits the same on both sides?",
         run: exchange::run,
+    },
+    Benchmark {
+        name: "generate",
+        about: "how fast a GPT-2 writes, beside transformers' generate",
+        run: generate::run,
     },
     Benchmark {
         name: "sim",

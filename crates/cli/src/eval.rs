@@ -16,7 +16,7 @@ use crate::words;
 /// Loss, perplexity and bits per byte on held-out text
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  starling eval runs/quickstart\n  starling eval runs/my --text other.txt"
+    after_help = "Examples:\n  starling eval runs/quickstart\n  starling eval runs/my --text other.txt\n  starling eval gpt2-folder --text wiki.txt --stride 512"
 )]
 pub struct Arguments {
     /// A run's folder, one of its checkpoints, or with --text a folder that Hugging Face's transformers wrote
@@ -24,6 +24,10 @@ pub struct Arguments {
     /// Evaluate on all of this text instead of the run's own held-out documents
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
+    /// Go on by so many tokens from window to window: each token is scored once, after as many others as there is room
+    /// for. Better numbers, and slower ones [default: the model's context]
+    #[arg(long, value_name = "TOKENS", requires = "text", value_parser = clap::value_parser!(u64).range(1..))]
+    stride: Option<u64>,
     /// Windows at the most; 0 means all
     #[arg(long, default_value_t = 0)]
     windows: u64,
@@ -79,5 +83,9 @@ fn on_text(arguments: &Arguments, text: &Path, scratch: &Path) -> Result<(String
     run.data = DataConfig { sources: vec![source], held_out: 0.0, document_mask, ..Default::default() };
     let mut session = Session::open_as(run, scratch, &weights.tokeniser, weights.vocabulary)?;
     weights.put_into(session.reference.stages_mut())?;
-    Ok((weights.name.clone(), session.trained_on(arguments.windows)?))
+    let measured = match arguments.stride {
+        Some(stride) => session.sliding(stride.min(weights.run.model.context as u64), arguments.windows)?,
+        None => session.trained_on(arguments.windows)?,
+    };
+    Ok((weights.name.clone(), measured))
 }

@@ -1,10 +1,11 @@
 //! `starling generate`: lets a trained model write.
 
 use std::io::IsTerminal;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use starling_model::generate::{Choice, generate};
 
 use crate::weights::Weights;
@@ -13,7 +14,7 @@ use crate::words;
 /// Let a trained model write
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  starling generate runs/quickstart\n  starling generate runs/my --prompt 'Once upon' --tokens 300 --temperature 0.7"
+    after_help = "Examples:\n  starling generate runs/quickstart\n  starling generate runs/my --prompt 'Once upon' --tokens 300 --temperature 0.7\n  starling generate gpt2-folder --prompt 'Q: ' --top-p 0.9 --stop 'Q:'"
 )]
 pub struct Arguments {
     /// A run's folder, one of its checkpoints, or a folder that Hugging Face's transformers wrote
@@ -30,6 +31,12 @@ pub struct Arguments {
     /// Draw from so many of the likeliest tokens; 0 means all
     #[arg(long, default_value_t = 0)]
     top_k: usize,
+    /// Draw from the likeliest tokens that together have this probability; 1 means all
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f64,
+    /// End the text before this; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
     /// Seed of the draws
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -45,44 +52,105 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let end = tokeniser.end_of_text();
     let mut tokens = vec![end];
     tokens.extend(tokeniser.encode(&arguments.prompt).context("the model does not know the prompt's words")?);
-    let Arguments { temperature, top_k, seed, .. } = *arguments;
-    let mut shown = Shown::new(tokeniser, &tokens[1..])?;
+    let Arguments { temperature, top_k, top_p, seed, .. } = *arguments;
+    if !(top_p > 0.0 && top_p <= 1.0) {
+        bail!("--top-p {top_p} is not a probability; use more than 0, and 1 at the most");
+    }
+    let mut shown = Shown::new(tokeniser, &tokens[1..], &arguments.stop)?;
     generate(
         &stages,
         weights.run.model.context,
         tokens,
         arguments.tokens,
-        Choice { temperature, top_k, seed },
+        Choice { temperature, top_k, top_p, seed },
         Some(end),
         |token| shown.see(token),
     )?;
+    shown.finish();
     words::show("\n")
 }
 
-/// Text as it comes: shown as far as its last character is whole.
+/// Text as it comes: shown as far as it cannot change any more.
 struct Shown<'a> {
     tokeniser: &'a starling_corpus::Tokeniser,
+    stops: Vec<&'a str>,
     tokens: Vec<u32>,
+    /// Bytes of the prompt, and of all that was shown.
+    prompt: usize,
     bytes: usize,
 }
 
 impl<'a> Shown<'a> {
-    fn new(tokeniser: &'a starling_corpus::Tokeniser, prompt: &[u32]) -> Result<Shown<'a>> {
+    fn new(
+        tokeniser: &'a starling_corpus::Tokeniser,
+        prompt: &[u32],
+        stops: &'a [String],
+    ) -> Result<Shown<'a>> {
         let text = tokeniser.decode(prompt);
         words::show(&text)?;
-        Ok(Shown { tokeniser, tokens: prompt.to_vec(), bytes: text.len() })
+        let stops = stops.iter().map(String::as_str).filter(|stop| !stop.is_empty()).collect();
+        Ok(Shown { tokeniser, stops, tokens: prompt.to_vec(), prompt: text.len(), bytes: text.len() })
     }
 
-    fn see(&mut self, token: u32) {
+    /// Shows what is new; ends the text where it is to stop.
+    fn see(&mut self, token: u32) -> ControlFlow<()> {
         self.tokens.push(token);
         let text = self.tokeniser.decode(&self.tokens);
+        let new = text.get(self.prompt..).unwrap_or("");
+        let (written, is_over) = up_to_stop(new, &self.stops);
+        self.show(&text[..text.len() - new.len() + written]);
+        if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    /// Shows what was held back.
+    fn finish(&mut self) {
+        let text = self.tokeniser.decode(&self.tokens);
+        let new = text.get(self.prompt..).unwrap_or("");
+        let stop = self.stops.iter().filter_map(|stop| new.find(stop)).min();
+        self.show(&text[..text.len() - new.len() + stop.unwrap_or(new.len())]);
+    }
+
+    fn show(&mut self, text: &str) {
         // A character that is not whole yet ends the text as U+FFFD, and may still change.
         let whole = text.trim_end_matches('\u{FFFD}').len();
-        if whole > self.bytes {
-            let new = &text[self.bytes..whole];
+        if let Some(new) = text.get(self.bytes..whole) {
             let safe = if std::io::stdout().is_terminal() { words::printable(new) } else { new.to_string() };
             let _ = words::show(&safe); // What cannot be shown is lost on nobody.
             self.bytes = whole;
         }
+    }
+}
+
+/// Bytes of a text that are surely before any of the stops, and whether one of them was reached: what may be the beginning
+/// of one is held back.
+fn up_to_stop(text: &str, stops: &[&str]) -> (usize, bool) {
+    if let Some(at) = stops.iter().filter_map(|stop| text.find(stop)).min() {
+        return (at, true);
+    }
+    let begins = |&at: &usize| stops.iter().any(|stop| stop.starts_with(&text[at..]));
+    let ends = text.char_indices().map(|(at, _)| at);
+    (ends.into_iter().find(begins).unwrap_or(text.len()), false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_held_back_while_it_may_be_the_beginning_of_a_stop() {
+        let stops = ["\nQ:", "END"];
+        for (text, expected) in [
+            ("an answer", (9, false)),
+            ("an answer\n", (9, false)),
+            ("an answer\nQ", (9, false)),
+            ("an answer\nQ:", (9, true)),
+            ("an answer\nR", (11, false)),
+            ("THE EN", (4, false)),
+            ("THE END\nQ:", (4, true)),
+            ("", (0, false)),
+        ] {
+            assert_eq!(up_to_stop(text, &stops), expected, "{text:?}");
+        }
+        assert_eq!(up_to_stop("anything", &[]), (8, false));
     }
 }

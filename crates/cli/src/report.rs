@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use starling_corpus::ngram::DEFAULT_ORDER;
 use starling_corpus::{NGram, Sampler};
+use starling_model::pipeline;
 use starling_node::events::{self, Event};
 
 use crate::plot::{self, Series, Style};
@@ -86,6 +87,23 @@ pub fn write(
     Ok(report)
 }
 
+/// What the model's own operations come to, and how much that is of what this machine's cores can do (MFU).
+fn speed(session: &Session, tokens_per_s: f64) -> Option<String> {
+    let run = session.reference.run();
+    let architecture = run.model.architecture(session.definition.vocabulary);
+    let forward: u64 =
+        architecture.units().into_iter().map(|unit| architecture.forward_operations(unit)).sum();
+    // Backward is twice forward.
+    let done = 3.0 * forward as f64 * tokens_per_s;
+    let peak = pipeline::peak(&run.train).ok()??;
+    Some(format!(
+        "{}FLOP/s of the model's own, {:.0} % of the {}FLOP/s that this machine's cores can do (MFU)",
+        words::count(done),
+        100.0 * done / peak,
+        words::count(peak),
+    ))
+}
+
 /// Steps and evaluations of a run: what was done again after a crash counts once.
 #[derive(Default)]
 struct History {
@@ -143,6 +161,9 @@ impl History {
                 String::new()
             },
         );
+        if let Some(line) = speed(session, tokens as f64 / seconds.max(1e-9)) {
+            let _ = writeln!(out, "{line}\n");
+        }
         out.push_str("| | nats per token | perplexity | bits per byte |\n|---|---|---|---|\n");
         if let Some((loss, ..)) = self.steps.values().next_back() {
             let _ = writeln!(out, "| training loss, last step | {loss:.4} | {:.2} | |", loss.exp());

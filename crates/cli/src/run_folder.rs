@@ -61,6 +61,11 @@ impl RunFolder {
         self.path.join("events.jsonl")
     }
 
+    /// Curves for TensorBoard.
+    pub fn curves(&self) -> PathBuf {
+        self.path.join("tensorboard")
+    }
+
     pub fn checkpoints(&self) -> PathBuf {
         self.path.join("checkpoints")
     }

@@ -87,6 +87,24 @@ impl Session {
         self.loss(sampler.windows_per_epoch(), most, |windows| batch::training(sampler, windows, mask))
     }
 
+    /// The same on the whole text, in windows that go on by `stride` tokens: every token is scored once, and all but the first
+    /// after at least `context − stride` others.
+    pub fn sliding(&self, stride: u64, most: u64) -> Result<Option<(Loss, f64)>> {
+        let Some((text, _)) = self.reference.sampler().corpus().sources.first() else { return Ok(None) };
+        let targets = text.tokens().saturating_sub(1);
+        let context = (self.reference.run().model.context as u64).min(targets);
+        let end = |window: u64| (context + window * stride).min(targets);
+        let piece = |window: u64| {
+            let start = end(window) - context;
+            let scored_before = if window == 0 { 0 } else { end(window - 1) };
+            let mut tokens = Vec::new();
+            text.read(start..end(window) + 1, &mut tokens);
+            (tokens, scored_before.saturating_sub(start) as usize)
+        };
+        let windows = if targets == 0 { 0 } else { 1 + (targets - context).div_ceil(stride) };
+        self.loss(windows, most, |windows| batch::scored(windows.map(piece).collect()))
+    }
+
     fn loss(
         &self,
         windows: u64,

@@ -1,6 +1,7 @@
 //! `starling train`: one run in this process.
 
 use std::fmt::Write;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -26,7 +27,7 @@ const MOST_SKIPPED: u64 = 10;
 /// Train a run file, or a text file or corpus with sensible defaults
 ///
 /// Everything goes into one folder: run.toml (the run with every default filled in), events.jsonl,
-/// checkpoints, loss.svg and report.md. Ctrl-C writes a checkpoint; --resume goes on from the last one,
+/// checkpoints, loss.svg and report.md, and curves for TensorBoard (tensorboard --logdir runs). Ctrl-C writes a checkpoint; --resume goes on from the last one,
 /// whatever ended the process.
 #[derive(clap::Args)]
 #[command(
@@ -198,7 +199,7 @@ impl Training<'_> {
     fn start(session: Session, folder: &RunFolder) -> Result<Training<'_>> {
         let run = session.reference.run();
         let (step, steps) = (session.reference.steps_done(), run.train.steps);
-        let mut log = EventLog::open(&folder.events())?;
+        let mut log = EventLog::open(&folder.events())?.with_curves(&folder.curves())?;
         log.append(Event::Started {
             version: env!("CARGO_PKG_VERSION").into(),
             identity: session.definition.identity(),
@@ -293,7 +294,16 @@ impl Training<'_> {
         let context = self.session.reference.run().model.context;
         let start = self.session.tokeniser.end_of_text();
         let stages = self.session.reference.stages();
-        let tokens = generate(stages, context, vec![start], count, choice, Some(start), |_| {})?;
+        let tokens =
+            generate(
+                stages,
+                context,
+                vec![start],
+                count,
+                choice,
+                Some(start),
+                |_| ControlFlow::Continue(()),
+            )?;
         let text = self.session.tokeniser.decode(&tokens[1..]);
         self.progress.say(&format!(
             "         it writes: {}",

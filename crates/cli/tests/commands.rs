@@ -38,6 +38,25 @@ fn a_text_file_needs_no_run_file() {
     let (out, _) = place.good("generate runs/my --prompt kovo --tokens 20 --seed 4");
     assert!(out.starts_with("kovo"), "{out}");
     assert_eq!(place.good("generate runs/my --prompt kovo --tokens 20 --seed 4").0, out);
+    // What it writes ends before what it is told to stop at.
+    let long = "generate runs/my --prompt kovo --tokens 100 --seed 4";
+    let (out, _) = place.good(long);
+    let written = out.strip_prefix("kovo").unwrap();
+    let at = written.find(|c: char| c.is_ascii_alphanumeric()).unwrap();
+    let (stopped, _) = place.good(&format!("{long} --stop {}", &written[at..=at]));
+    assert_eq!(stopped, format!("kovo{}\n", &written[..at]));
+    place.good("generate runs/my --tokens 40 --top-k 5 --top-p 0.5");
+    let message = place.bad("generate runs/my --top-p 0");
+    assert!(message.contains("--top-p 0 is not a probability"), "{message}");
+    let curves = fs::read_dir(place.path("runs/my/tensorboard")).unwrap().count();
+    assert_eq!(curves, 1);
+    // With the whole context as stride no token is scored twice, and none is left out.
+    let tokens = |out: &str| {
+        out.lines().find_map(|line| line.trim().strip_prefix("tokens")).unwrap().trim().to_string()
+    };
+    let (wide, _) = place.good("eval runs/my --text my.txt --stride 32");
+    let (narrow, _) = place.good("eval runs/my --text my.txt --stride 5");
+    assert_eq!(tokens(&wide), tokens(&narrow));
     let (out, _) = place.good("checkpoint inspect runs/my");
     assert!(out.contains("h.0.attn.c_attn.weight") && out.contains("16 × 48"), "{out}");
 }

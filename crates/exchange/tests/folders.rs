@@ -48,7 +48,7 @@ fn exported(model: &ModelConfig, format: Format, folder: &Path) -> PathBuf {
 }
 
 fn logits(stages: &Stages) -> Vec<f32> {
-    let (input, meta) = batch::prompt(&[3, 1, 4, 1, 5, 9, 2, 6]);
+    let (input, meta) = batch::text(&[3, 1, 4, 1, 5, 9, 2, 6], 0);
     match pipeline::infer(stages, input, &meta, Want::NextToken).unwrap() {
         Output::Logits(logits) => logits,
         other => panic!("{other:?}"),

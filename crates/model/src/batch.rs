@@ -17,17 +17,30 @@ pub fn held_out(sampler: &Sampler, windows: Range<u64>, document_mask: bool) -> 
     assemble(windows.clone().collect(), windows.map(|index| sampler.held_out(index)).collect(), document_mask)
 }
 
-/// One row of tokens for inference, without targets.
-pub fn prompt(tokens: &[u32]) -> (Input, Meta) {
-    let columns = tokens.len();
+/// One row of tokens for inference, without targets; the first of them stands at `position` of its text.
+pub fn text(tokens: &[u32], position: usize) -> (Input, Meta) {
+    let (columns, first) = (tokens.len(), position as u32);
     let meta = Meta {
         shape: Shape { rows: 1, columns },
         samples: vec![0],
-        positions: (0..columns as u32).collect(),
+        positions: (first..first + columns as u32).collect(),
         documents: vec![0; columns],
         targets: vec![NO_TARGET; columns],
     };
     (Input::Tokens(tokens.to_vec()), meta)
+}
+
+/// Pieces of one length of a text, a row each, whose first so many targets carry no loss: they are scored elsewhere, or
+/// are there for the others to be read after.
+pub fn scored(pieces: Vec<(Vec<u32>, usize)>) -> (Input, Meta) {
+    let (pieces, unscored): (Vec<_>, Vec<_>) = pieces.into_iter().unzip();
+    let window = |tokens: Vec<u32>| Window { documents: vec![0; tokens.len()], tokens };
+    let samples = (0..pieces.len() as u64).collect();
+    let (input, mut meta) = assemble(samples, pieces.into_iter().map(window).collect(), false);
+    for (targets, unscored) in meta.targets.chunks_exact_mut(meta.shape.columns.max(1)).zip(unscored) {
+        targets[..unscored].fill(NO_TARGET);
+    }
+    (input, meta)
 }
 
 /// Windows as rows; one that is shorter than the longest is filled up with tokens that carry no loss.
@@ -82,6 +95,13 @@ mod tests {
         let (_, meta) = assemble(vec![9], vec![window()], false);
         assert_eq!(meta.positions, [0, 1, 2, 3]);
         assert_eq!(meta.targets, [6, 0, 7, 8]);
+    }
+
+    #[test]
+    fn targets_that_are_scored_elsewhere_carry_no_loss() {
+        let (input, meta) = scored(vec![(vec![1, 2, 3, 4], 0), (vec![3, 4, 5, 6], 2)]);
+        assert_eq!(input, Input::Tokens(vec![1, 2, 3, 3, 4, 5]));
+        assert_eq!(meta.targets, [2, 3, 4, NO_TARGET, NO_TARGET, 6]);
     }
 
     #[test]

@@ -170,6 +170,11 @@ pub trait Engine: Send + Sync + 'static {
     /// The numerics class: peers of one class agree bit for bit.
     fn class(&self) -> String;
 
+    /// Operations a second that the device can do at the most, measured, where that means something.
+    fn peak(&self) -> Option<f64> {
+        None
+    }
+
     /// A buffer of zeros.
     fn zeros(&self, len: usize) -> Self::Buffer;
     /// A buffer with a copy of a piece.
@@ -252,6 +257,18 @@ pub trait Engine: Send + Sync + 'static {
         kept: &Self::Kept,
         dropout: Dropout<'_>,
         d_out: &Self::Buffer,
+    ) -> Self::Buffer;
+
+    /// Puts the keys and values of a text's next tokens (`qkv[n,3·h·w]`), of which `known` came before, into `memory`:
+    /// 2·h·w elements for each token that there will ever be.
+    fn remember(&self, attention: Attention<'_>, qkv: &Self::Buffer, known: usize, memory: &mut Self::Buffer);
+    /// What the last of `known` tokens, all of them remembered, attends to: `qkv[1,3·h·w]` to `out[1,h·w]`.
+    fn recall(
+        &self,
+        attention: Attention<'_>,
+        qkv: &Self::Buffer,
+        known: usize,
+        memory: &Self::Buffer,
     ) -> Self::Buffer;
 
     /// `out = residual + dropout(activation(x)·W + bias)`.

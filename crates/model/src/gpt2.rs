@@ -243,6 +243,31 @@ impl<E: Engine> Pass<'_, E> {
         (out, kept)
     }
 
+    /// The next tokens of a text through block `layer`: of one text, without dropout, `known` tokens came before and are in
+    /// `memory`. All of them at the beginning, then one by one.
+    pub fn block_onward(
+        &self,
+        at: &BlockPlaces,
+        x: &E::Buffer,
+        known: usize,
+        memory: &mut E::Buffer,
+    ) -> E::Buffer {
+        let (engine, weights, shape) = (self.engine, self.weights, self.shape);
+        let none = Dropout::none();
+        let (qkv, _) = engine.norm_linear(x, weights, at.attention_norm, at.attention_in);
+        engine.remember(self.attention(), &qkv, known, memory);
+        let attended = match known {
+            0 => engine.attention(shape, self.attention(), &qkv, none).0,
+            _ => engine.recall(self.attention(), &qkv, known + 1, memory),
+        };
+        let identity = Activation::Identity;
+        let (middle, _) =
+            engine.linear_residual(shape, identity, &attended, weights, at.attention_out, none, x);
+        let (inner, _) = engine.norm_linear(&middle, weights, at.mlp_norm, at.mlp_in);
+        let activation = self.architecture.activation;
+        engine.linear_residual(shape, activation, &inner, weights, at.mlp_out, none, &middle).0
+    }
+
     /// Turns the gradient of a block's output into that of its input, in place; adds to `grads` at `to`.
     pub fn block_backward(
         &self,

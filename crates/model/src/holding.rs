@@ -24,16 +24,20 @@ pub fn most_jobs(lots: Lots) -> usize {
 fn half_gradients(lots: Lots, reduce: Reduce) -> usize {
     // Sealed lots that lie apart in the tree are kept apart; a worker gets neighbours, fewer and fewer towards the end.
     let sealed = match reduce {
-        Reduce::Exact => lots.lots.max(2).ilog2() as usize,
-        Reduce::Fast => 1,
+        Reduce::Exact => 2 * lots.lots.max(2).ilog2() as usize,
+        Reduce::Fast => 2,
     };
-    // One is being computed, and one, with which its lot is complete, waits for the verdict; two more lots are open,
-    // unless a lot is one microbatch.
-    let open = if lots.microbatches > lots.lots { 2 } else { 0 };
-    let computing = 2 + open + sealed;
+    // One is being computed, and one, with which its lot is complete, waits for the verdict. Unless a lot is one microbatch,
+    // two more lots are open, and those of who is given more at a time lie further apart: half the time one more, measured.
+    let open = match reduce {
+        _ if lots.microbatches <= lots.lots => 0,
+        Reduce::Exact => 5,
+        Reduce::Fast => 4,
+    };
+    let computing = 4 + open + sealed;
     // The reduced one, and the part of it that the worker has added up for the others; half of it, of two replicas.
-    let reducing = 2 * (sealed + 1) + 1;
-    (2 * computing).max(reducing)
+    let reducing = sealed + 3;
+    computing.max(reducing)
 }
 
 /// Bytes that a worker of these units, the stage of this number, needs.

@@ -1,6 +1,7 @@
 //! A stage computed in this process, by an [`Engine`]: its state, and the bookkeeping of steps.
 
 mod check;
+mod gradient;
 mod reduced;
 mod sums;
 mod units;
@@ -9,10 +10,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use self::gradient::Gradient;
 use self::reduced::Reduced;
 use self::sums::StepSums;
 pub(crate) use self::units::Units;
-use self::units::{Kept, Uses};
+use self::units::{Begun, Kept, Uses};
 use crate::config::Architecture;
 use crate::engine::{Dtype, Engine, Shape, Span};
 use crate::layout::{Initial, Layout, Parameter};
@@ -20,8 +22,8 @@ use crate::lots::{Lots, Node};
 use crate::optimiser::Rule;
 use crate::random;
 use crate::stage::{
-    Commit, Folded, Hidden, Input, Keep, Loss, Meta, Microbatch, Output, Pending, Prepared, Reduction,
-    Shared, Stage, StageError, State, Ticket, Want,
+    Commit, Folded, Hidden, Input, Keep, Loss, Memory, Meta, Microbatch, Output, Pending, Prepared,
+    Reduction, Shared, Stage, StageError, State, Ticket, Want,
 };
 
 /// A contiguous run of a model's units on an engine.
@@ -35,11 +37,14 @@ pub struct LocalStage<E: Engine> {
 
     last_id: u64,
     waiting: BTreeMap<u64, Waiting<E>>,
-    pending: BTreeMap<u64, (Microbatch, E::Buffer)>,
+    pending: BTreeMap<u64, (Microbatch, Gradient<E>)>,
     /// Sums by step: of the next one, and of the one after it while the next is reduced.
-    sums: BTreeMap<u64, StepSums<E::Buffer>>,
-    reduced: BTreeMap<u64, Reduced<E::Buffer>>,
+    sums: BTreeMap<u64, StepSums<Gradient<E>>>,
+    reduced: BTreeMap<u64, ReducedOf<E>>,
 }
+
+/// A reduced gradient, and the vectors in which uses of shared parameters are summed.
+type ReducedOf<E> = Reduced<Gradient<E>, <E as Engine>::Buffer>;
 
 /// A forward pass that waits for its backward.
 struct Waiting<E: Engine> {
@@ -52,10 +57,11 @@ struct Waiting<E: Engine> {
     loss: Option<Loss>,
 }
 
-/// A backward pass that the head has begun.
-struct Begun<E: Engine> {
-    grads: E::Buffer,
-    d_stream: E::Buffer,
+/// What the blocks remember of a text.
+struct Remembered<E: Engine> {
+    known: usize,
+    capacity: usize,
+    of_blocks: Vec<E::Buffer>,
 }
 
 impl<E: Engine> LocalStage<E> {
@@ -130,20 +136,20 @@ impl<E: Engine> LocalStage<E> {
         uses.ok_or_else(|| StageError::Unknown(format!("shared parameter {name}")))
     }
 
-    fn reduced(&self, reduction: Reduction) -> Result<&Reduced<E::Buffer>, StageError> {
+    fn reduced(&self, reduction: Reduction) -> Result<&ReducedOf<E>, StageError> {
         let current =
             self.reduced.get(&reduction.step).filter(|reduced| reduced.attempt == reduction.attempt);
         current.ok_or(StageError::Reduction(reduction))
     }
 
-    fn reduced_mut(&mut self, reduction: Reduction) -> Result<&mut Reduced<E::Buffer>, StageError> {
+    fn reduced_mut(&mut self, reduction: Reduction) -> Result<&mut ReducedOf<E>, StageError> {
         let current =
             self.reduced.get_mut(&reduction.step).filter(|reduced| reduced.attempt == reduction.attempt);
         current.ok_or(StageError::Reduction(reduction))
     }
 
     /// Refuses while any element of the gradient, or the sum over uses of a shared parameter, is missing.
-    fn check_complete(&self, reduced: &Reduced<E::Buffer>) -> Result<(), StageError> {
+    fn check_complete(&self, reduced: &ReducedOf<E>) -> Result<(), StageError> {
         reduced.complete()?;
         for (name, uses) in &self.units.uses {
             if uses.is_shared() && !reduced.totals.contains_key(name) {
@@ -172,10 +178,15 @@ impl<E: Engine> LocalStage<E> {
 }
 
 /// A parameter's gradient in a complete reduction.
-fn gradient_of<'a, B>(reduced: &'a Reduced<B>, name: &str, uses: &Uses, len: usize) -> (&'a B, Span) {
+fn gradient_of<'a, E: Engine>(
+    reduced: &'a ReducedOf<E>,
+    name: &str,
+    uses: &Uses,
+    len: usize,
+) -> (&'a E::Buffer, Span) {
     match reduced.totals.get(name) {
         Some(total) => (total, Span { start: 0, len }),
-        None => (&reduced.gradient, uses.slots[0]),
+        None => reduced.gradient.slot(uses.slots[0]),
     }
 }
 
@@ -225,7 +236,7 @@ impl<E: Engine> Stage for LocalStage<E> {
                     (hidden, kept, None, Some(loss))
                 }
                 Keep::All => {
-                    let (begun, loss) = begin_backward(units, weights, &meta, &hidden);
+                    let (loss, begun) = units.loss_backward(weights, &meta, &hidden);
                     (hidden, kept, Some(begun), Some(loss))
                 }
             }
@@ -257,25 +268,22 @@ impl<E: Engine> Stage for LocalStage<E> {
         let Some(waiting) = self.waiting.remove(&ticket.0) else { return Err(StageError::Ticket(ticket.0)) };
         let Waiting { microbatch, meta, input, kept, begun, loss } = waiting;
         let (units, weights) = (&self.units, &self.weights);
-        let (d_input, grads) = units.engine.inside(|| {
+        let (gradient, d_input) = units.engine.inside(|| {
             let (kept, begun) = match kept {
                 Some(kept) => (kept, begun),
                 None => {
                     let (hidden, kept) = units.forward(weights, &meta, &input, true, true);
-                    let begin = || begin_backward(units, weights, &meta, &hidden).0;
+                    let begin = || units.loss_backward(weights, &meta, &hidden).1;
                     (kept, units.is_last().then(begin))
                 }
             };
-            let begin = || Begun {
-                grads: units.engine.zeros(units.gradient_len),
-                d_stream: gradient.map_or_else(|| units.engine.zeros(0), |hidden| units.upload(&hidden)),
-            };
-            let Begun { mut grads, d_stream } = begun.unwrap_or_else(begin);
-            (units.backward(weights, &meta, &input, kept, d_stream, &mut grads), grads)
+            let upload = || gradient.map_or_else(|| units.engine.zeros(0), |hidden| units.upload(&hidden));
+            let begun = begun.unwrap_or_else(|| Begun { d_stream: upload(), parts: Vec::new() });
+            units.backward(weights, &meta, &input, kept, begun)
         });
         let d_input = d_input.map(|d_input| units.download(meta.shape, &d_input));
         let id = self.next_id();
-        self.pending.insert(id, (microbatch, grads));
+        self.pending.insert(id, (microbatch, gradient));
         Ok((d_input, Pending { id, microbatch, loss }))
     }
 
@@ -293,6 +301,34 @@ impl<E: Engine> Stage for LocalStage<E> {
         }))
     }
 
+    fn memory(&self, tokens: usize) -> Memory {
+        let of_blocks = self.units.memories(tokens);
+        Memory(Box::new(Remembered::<E> { known: 0, capacity: tokens, of_blocks }))
+    }
+
+    fn proceed(&self, memory: &mut Memory, input: Input, meta: &Meta) -> Result<Output, StageError> {
+        let units = &self.units;
+        check::microbatch(&units.architecture, units.dtype(), units.is_first(), &input, meta)?;
+        let foreign = || StageError::Unknown("memory that another stage has made".into());
+        let memory: &mut Remembered<E> = memory.0.downcast_mut().ok_or_else(foreign)?;
+        let Shape { rows, columns } = meta.shape;
+        check::length("texts", 1, rows)?;
+        check::length("next tokens", if memory.known == 0 { columns } else { 1 }, columns)?;
+        check::piece(memory.known, memory.known + columns, memory.capacity)?;
+        check::length("memories", units.blocks(), memory.of_blocks.len())?;
+        let Remembered { known, of_blocks, .. } = memory;
+        let weights = &self.weights;
+        let output = units.engine.inside(|| {
+            let hidden = units.onward(weights, meta, &input, *known, of_blocks);
+            match units.is_last() {
+                true => Output::Logits(units.next_token_logits(weights, meta, &hidden)),
+                false => Output::Hidden(units.download(meta.shape, &hidden)),
+            }
+        });
+        *known += columns;
+        Ok(output)
+    }
+
     fn fold(&mut self, pending: Pending, lots: Lots) -> Result<Folded, StageError> {
         let (microbatch, _) = self.pending.get(&pending.id).ok_or(StageError::Pending(pending.id))?;
         let Microbatch { step, index, .. } = *microbatch;
@@ -308,8 +344,8 @@ impl<E: Engine> Stage for LocalStage<E> {
         };
         checked?; // The gradient of a microbatch that is in already is dropped here.
         let sums = self.sums.entry(step).or_insert_with(|| StepSums::new(lots));
-        let (engine, all) = (&self.units.engine, Span { start: 0, len: self.units.gradient_len });
-        Ok(sums.fold(index, gradient, |sum, gradient| engine.add(sum, all, gradient, all)))
+        let engine = &self.units.engine;
+        Ok(sums.fold(index, gradient, |sum, gradient| sum.add(engine, gradient)))
     }
 
     fn discard(&mut self, pending: Pending) {
@@ -321,9 +357,9 @@ impl<E: Engine> Stage for LocalStage<E> {
     }
 
     fn merge(&mut self, step: u64) {
-        let (engine, all) = (&self.units.engine, Span { start: 0, len: self.units.gradient_len });
+        let engine = &self.units.engine;
         if let Some(sums) = self.sums.get_mut(&step) {
-            sums.merge(|sum, gradient| engine.add(sum, all, gradient, all));
+            sums.merge(|sum, gradient| sum.add(engine, gradient));
         }
     }
 
@@ -340,7 +376,7 @@ impl<E: Engine> Stage for LocalStage<E> {
         let merged = self.sums.get(&step).and_then(StepSums::merged);
         let (_, sum) = merged.ok_or_else(|| StageError::Unknown("sum of merged lots".into()))?;
         check::piece(piece.start, piece.end, self.gradient_len())?;
-        Ok(self.units.engine.read(sum, Span { start: piece.start, len: piece.len() }))
+        Ok(sum.read(&self.units.engine, piece))
     }
 
     fn held(&self, step: u64) -> Vec<Node> {
@@ -350,7 +386,7 @@ impl<E: Engine> Stage for LocalStage<E> {
     fn read_sum(&self, step: u64, node: Node, piece: Range<usize>) -> Result<Vec<u8>, StageError> {
         let sum = self.sums.get(&step).and_then(|sums| sums.sum(node)).ok_or(StageError::Node(node))?;
         check::piece(piece.start, piece.end, self.gradient_len())?;
-        Ok(self.units.engine.read(sum, Span { start: piece.start, len: piece.len() }))
+        Ok(sum.read(&self.units.engine, piece))
     }
 
     fn begin_reduce(&mut self, reduction: Reduction) -> Result<(), StageError> {
@@ -359,8 +395,8 @@ impl<E: Engine> Stage for LocalStage<E> {
         if self.reduced.get(&reduction.step).is_some_and(|reduced| reduced.attempt > reduction.attempt) {
             return Err(StageError::Reduction(reduction));
         }
-        self.reduced
-            .insert(reduction.step, Reduced::new(reduction.attempt, self.units.engine.zeros(len), len));
+        let gradient = Gradient::zeros(&*self.units.engine, &self.units.bounds);
+        self.reduced.insert(reduction.step, Reduced::new(reduction.attempt, gradient, len));
         Ok(())
     }
 
@@ -383,7 +419,7 @@ impl<E: Engine> Stage for LocalStage<E> {
         let piece = self.elements(start, bytes, self.gradient_len())?;
         let engine = self.units.engine.clone();
         let reduced = self.reduced_mut(reduction)?;
-        engine.write(&mut reduced.gradient, start, bytes);
+        reduced.gradient.write(&engine, start, bytes);
         reduced.note(piece);
         Ok(())
     }
@@ -404,7 +440,7 @@ impl<E: Engine> Stage for LocalStage<E> {
         let uses = self.shared_uses(name)?;
         let reduced = self.reduced(reduction)?;
         reduced.complete()?;
-        let read = |&slot: &Span| self.units.engine.read(&reduced.gradient, slot);
+        let read = |slot: &Span| reduced.gradient.read(&self.units.engine, slot.range());
         Ok(uses.slots.iter().flat_map(read).collect())
     }
 
@@ -423,7 +459,7 @@ impl<E: Engine> Stage for LocalStage<E> {
     fn read_reduced(&self, reduction: Reduction, piece: Range<usize>) -> Result<Vec<u8>, StageError> {
         let reduced = self.reduced(reduction)?;
         check::piece(piece.start, piece.end, self.gradient_len())?;
-        Ok(self.units.engine.read(&reduced.gradient, Span { start: piece.start, len: piece.len() }))
+        Ok(reduced.gradient.read(&self.units.engine, piece))
     }
 
     fn read_settled(&self, reduction: Reduction, name: &str) -> Result<Vec<u8>, StageError> {
@@ -442,9 +478,11 @@ impl<E: Engine> Stage for LocalStage<E> {
         let reduced = self.reduced_mut(reduction)?;
         reduced.complete()?;
         let whole = Span { start: 0, len: slots[0].len };
-        let mut total = engine.copy(&reduced.gradient, slots[0]);
+        let (first, at) = reduced.gradient.slot(slots[0]);
+        let mut total = engine.copy(first, at);
         for &slot in &slots[1..] {
-            engine.add(&mut total, whole, &reduced.gradient, slot);
+            let (next, at) = reduced.gradient.slot(slot);
+            engine.add(&mut total, whole, next, at);
         }
         let square = engine.sum_of_squares(&total, whole);
         reduced.totals.insert(name.to_string(), total);
@@ -455,7 +493,10 @@ impl<E: Engine> Stage for LocalStage<E> {
         let reduced = self.reduced(reduction)?;
         reduced.complete()?;
         let alone = self.units.uses.iter().filter(|(_, uses)| !uses.is_shared());
-        let square = |uses: &Uses| self.units.engine.sum_of_squares(&reduced.gradient, uses.slots[0]);
+        let square = |uses: &Uses| {
+            let (part, at) = reduced.gradient.slot(uses.slots[0]);
+            self.units.engine.sum_of_squares(part, at)
+        };
         Ok(alone.map(|(name, uses)| (name.clone(), square(uses))).collect())
     }
 
@@ -465,7 +506,8 @@ impl<E: Engine> Stage for LocalStage<E> {
         let mut hasher = blake3::Hasher::new();
         for (parameter, _) in self.units.layout.entries() {
             for &slot in &self.units.uses[&parameter.name].slots {
-                self.hash(&mut hasher, &reduced.gradient, slot);
+                let (part, at) = reduced.gradient.slot(slot);
+                self.hash(&mut hasher, part, at);
             }
         }
         Ok(Prepared { gradient_hash: *hasher.finalize().as_bytes(), sums_of_squares })
@@ -483,7 +525,7 @@ impl<E: Engine> Stage for LocalStage<E> {
             self.check_complete(reduced)?;
             for (parameter, span) in self.units.layout.entries() {
                 let uses = &self.units.uses[&parameter.name];
-                let (gradient, at) = gradient_of(reduced, &parameter.name, uses, span.len);
+                let (gradient, at) = gradient_of::<E>(reduced, &parameter.name, uses, span.len);
                 let (weights, moments) = (&mut self.weights, &mut self.moments);
                 let decays = parameter.decays();
                 self.units.engine.optimise(&self.rule, update, decays, weights, moments, *span, gradient, at);
@@ -528,18 +570,6 @@ impl<E: Engine> Stage for LocalStage<E> {
     fn plan(&self, shape: Shape, in_flight: usize, keep: Keep) -> u64 {
         self.units.plan(self.moments.len(), shape, in_flight, keep)
     }
-}
-
-/// The head's part of backward, with which its part of forward is one.
-fn begin_backward<E: Engine>(
-    units: &Units<E>,
-    weights: &E::Buffer,
-    meta: &Meta,
-    hidden: &E::Buffer,
-) -> (Begun<E>, Loss) {
-    let mut grads = units.engine.zeros(units.gradient_len);
-    let (loss, d_stream) = units.loss_backward(weights, meta, hidden, &mut grads);
-    (Begun { grads, d_stream }, loss)
 }
 
 /// The initial value of a parameter, as bytes.

@@ -18,7 +18,7 @@ use crate::local::{LocalStage, Units};
 use crate::memory;
 use crate::optimiser::Rule;
 use crate::run::{Precision, Reduce, TrainConfig};
-use crate::stage::{Hidden, Input, Keep, Loss, Meta, Microbatch, Output, Stage, StageError, Want};
+use crate::stage::{Hidden, Input, Keep, Loss, Memory, Meta, Microbatch, Output, Stage, StageError, Want};
 
 /// The stages of a model, in order.
 pub type Stages = Vec<Box<dyn Stage>>;
@@ -106,6 +106,11 @@ pub fn measure(architecture: &Architecture, rule: Rule, train: &TrainConfig) -> 
     Ok(operations as f64 / best.as_secs_f64().max(1e-9))
 }
 
+/// Operations a second that the run's device can do at the most; see [`Engine::peak`].
+pub fn peak(train: &TrainConfig) -> Result<Option<f64>, BuildError> {
+    Ok(with_engine!(train, engine => engine.peak()))
+}
+
 /// What one stage of a run would be, found without taking memory for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StagePlan {
@@ -190,6 +195,23 @@ pub fn infer(
         match stage.infer(input, meta, want)? {
             Output::Hidden(hidden) => input = Input::Hidden(hidden),
             output => return Ok(output),
+        }
+    }
+    Err(StageError::Unknown("head: the last stage of the model is missing".into()))
+}
+
+/// Goes on with a text through all stages: the logits of what follows; see [`Stage::proceed`].
+pub fn proceed(
+    stages: &[Box<dyn Stage>],
+    memories: &mut [Memory],
+    mut input: Input,
+    meta: &Meta,
+) -> Result<Vec<f32>, StageError> {
+    for (stage, memory) in stages.iter().zip(memories) {
+        match stage.proceed(memory, input, meta)? {
+            Output::Hidden(hidden) => input = Input::Hidden(hidden),
+            Output::Logits(logits) => return Ok(logits),
+            Output::Loss(_) => break,
         }
     }
     Err(StageError::Unknown("head: the last stage of the model is missing".into()))

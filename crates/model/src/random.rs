@@ -39,6 +39,11 @@ pub struct Dropout<'a> {
 }
 
 impl Dropout<'_> {
+    /// That drops nothing.
+    pub fn none() -> Dropout<'static> {
+        Dropout { rate: 0.0, seed: 0, place: 0, samples: &[] }
+    }
+
     /// Numbers the dropouts of a model: four sites for each layer position.
     pub fn place(layer: usize, site: u16) -> u16 {
         layer as u16 * 4 + site

@@ -211,6 +211,9 @@ pub enum State {
     Moment(usize),
 }
 
+/// What a stage remembers of a text, so that it is not computed again for every token.
+pub struct Memory(pub(crate) Box<dyn std::any::Any + Send>);
+
 /// A contiguous run of the model's units with their weights; see the module's head.
 pub trait Stage: Send {
     /// Where each parameter stands in [`State`] vectors.
@@ -243,6 +246,10 @@ pub trait Stage: Send {
     ) -> Result<(Option<Hidden>, Pending), StageError>;
     /// Computes forward without dropout, and keeps nothing.
     fn infer(&self, input: Input, meta: &Meta, want: Want) -> Result<Output, StageError>;
+    /// Room for what it remembers of one text of up to so many tokens.
+    fn memory(&self, tokens: usize) -> Memory;
+    /// Goes on with a text: its first tokens, or the one that comes next. The last stage gives logits of what follows.
+    fn proceed(&self, memory: &mut Memory, input: Input, meta: &Meta) -> Result<Output, StageError>;
 
     /// Adds a gradient to its lot, in the order of microbatches: one that comes early waits inside. A gradient that
     /// can never be folded (its microbatch is in already) is thrown away with the refusal.

@@ -137,7 +137,8 @@ impl Coordinator {
         let (run, definition) = (charter.run.clone(), charter.definition.clone());
         let progress = Progress { run, definition, tokeniser, skipped: 0 };
         let disk = Disk::start(journal, &folder.join("checkpoints"), progress)?;
-        let mut log = EventLog::open(&folder.join("events.jsonl"))?;
+        let mut log =
+            EventLog::open(&folder.join("events.jsonl"))?.with_curves(&folder.join("tensorboard"))?;
         let book = JournalState::replay(&records);
         log.append(Event::Started {
             version: env!("CARGO_PKG_VERSION").into(),

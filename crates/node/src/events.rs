@@ -10,6 +10,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
+use crate::tensorboard::Board;
+
 /// Longest line that can be ours: a sample of text is the longest thing in an event.
 const MOST_LINE_BYTES: u64 = 1 << 20;
 
@@ -114,6 +116,7 @@ mod number {
 pub struct EventLog {
     path: PathBuf,
     file: File,
+    board: Option<Board>,
 }
 
 impl EventLog {
@@ -125,7 +128,13 @@ impl EventLog {
         if whole < file.metadata().map_err(trouble)?.len() {
             file.set_len(whole).map_err(trouble)?;
         }
-        Ok(EventLog { path: path.to_path_buf(), file })
+        Ok(EventLog { path: path.to_path_buf(), file, board: None })
+    }
+
+    /// Writes curves for TensorBoard into this folder, too.
+    pub fn with_curves(self, folder: &Path) -> Result<EventLog, LogError> {
+        let trouble = |source| LogError::Open { path: folder.to_path_buf(), source };
+        Ok(EventLog { board: Some(Board::open(folder).map_err(trouble)?), ..self })
     }
 
     /// Appends an event of a process that has no logical clock.
@@ -137,10 +146,11 @@ impl EventLog {
     pub fn append_at(&mut self, clock: u64, event: Event) -> Result<(), LogError> {
         let trouble = |source| LogError::Append { path: self.path.clone(), source };
         let time_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64);
-        let mut line =
-            serde_json::to_vec(&Line { time_ms, clock, event }).map_err(|error| trouble(error.into()))?;
-        line.push(b'\n');
-        self.file.write_all(&line).map_err(trouble)
+        let line = Line { time_ms, clock, event };
+        let mut bytes = serde_json::to_vec(&line).map_err(|error| trouble(error.into()))?;
+        bytes.push(b'\n');
+        self.file.write_all(&bytes).map_err(trouble)?;
+        self.board.as_mut().map_or(Ok(()), |board| board.note(time_ms, &line.event)).map_err(trouble)
     }
 }
 

@@ -54,6 +54,7 @@ pub mod sabotage;
 pub mod status;
 pub mod taking;
 pub mod tensor;
+pub mod tensorboard;
 pub mod tensors;
 pub mod toll;
 pub mod trial;

@@ -94,7 +94,7 @@ fn exported(model: &ModelConfig, folder: &Path) -> Result<Stages> {
 }
 
 fn logits(stages: &Stages) -> Result<Vec<f32>> {
-    let (input, meta) = batch::prompt(&IDS);
+    let (input, meta) = batch::text(&IDS, 0);
     match pipeline::infer(stages, input, &meta, Want::NextToken)? {
         Output::Logits(logits) => Ok(logits),
         _ => bail!("the last stage gives no logits"),

@@ -4,25 +4,20 @@
 //! a machine that others use too, only the ratios of neighbouring turns mean something.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde_json::json;
 use starling_model::config::ModelConfig;
 use starling_model::optimiser::{Decay, OptimiserConfig};
 use starling_model::random::uniform;
 
+use super::sides::{PAIRS, Side, mean_and_bound};
 use super::{Arguments, Figure, Must};
 use crate::python;
 use crate::tool::{program, root, run as run_tool, tool};
 
-/// Turns that each side gets.
-const PAIRS: usize = 10;
-/// Student's t for a one-sided bound of 95 % from ten pairs.
-const STUDENT: f64 = 1.833;
 /// Steps before the first turn.
 const WARM_UP: u64 = 2;
 
@@ -79,7 +74,7 @@ fn compare(python: &Path, size: &Size, threads: usize) -> Result<Vec<Figure>> {
 
     let mut most = 0f64;
     let mut turn = |starling: &mut Side, torch: &mut Side, steps: u64| -> Result<(Turn, Turn)> {
-        let (ours, theirs) = (starling.turn(steps)?, torch.turn(steps)?);
+        let (ours, theirs) = (starling.turn::<Turn>(steps)?, torch.turn::<Turn>(steps)?);
         for (a, b) in ours.losses.iter().zip(&theirs.losses) {
             most = most.max((a - b).abs());
         }
@@ -123,13 +118,6 @@ fn write_job(directory: &Path, size: &Size, threads: usize) -> Result<()> {
     Ok(())
 }
 
-/// One side's process.
-struct Side {
-    child: Child,
-    stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
-}
-
 /// What a side did in its turn.
 #[derive(Deserialize)]
 struct Turn {
@@ -137,37 +125,4 @@ struct Turn {
     losses: Vec<f64>,
     /// The most memory that it has taken since its start.
     peak_kib: u64,
-}
-
-impl Side {
-    fn start(command: &mut Command) -> Result<Side> {
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let stdin = child.stdin.take().context("a child with a pipe has it")?;
-        let stdout = BufReader::new(child.stdout.take().context("a child with a pipe has it")?);
-        Ok(Side { child, stdin, stdout })
-    }
-
-    fn turn(&mut self, steps: u64) -> Result<Turn> {
-        writeln!(self.stdin, "{steps}")?;
-        self.stdin.flush()?;
-        let mut line = String::new();
-        self.stdout.read_line(&mut line)?;
-        ensure!(!line.is_empty(), "one side has ended before its time");
-        Ok(serde_json::from_str(&line)?)
-    }
-}
-
-impl Drop for Side {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// The mean, and what it lies above with a probability of 95 %.
-fn mean_and_bound(values: &[f64]) -> (f64, f64) {
-    let count = values.len() as f64;
-    let mean = values.iter().sum::<f64>() / count;
-    let variance = values.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (count - 1.0);
-    (mean, mean - STUDENT * (variance / count).sqrt())
 }

@@ -14,7 +14,10 @@ mod isa;
 mod lanes;
 mod maths;
 mod norm;
+mod one_row;
+mod peak;
 mod product;
+mod recall;
 mod rows;
 mod update;
 
@@ -27,7 +30,7 @@ pub use self::isa::{Isa, IsaError};
 
 use self::activate::{Activate, MultiplySlope};
 use self::attend::{Head, Sizes};
-use self::buffer::Shelf;
+use self::buffer::Heap;
 use self::norm::NormWeights;
 use self::product::{Matrix, Start, Workshop};
 use self::rows::AddTo;
@@ -64,11 +67,11 @@ impl Cpu {
     /// The same on this path.
     pub fn on(isa: Isa, threads: usize) -> Result<Cpu, CpuError> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-        Ok(Cpu { pool, shop: Workshop { isa, shelf: Arc::new(Shelf::default()) } })
+        Ok(Cpu { pool, shop: Workshop { isa, heap: Arc::new(Heap::default()) } })
     }
 
     fn take(&self, len: usize) -> Buffer {
-        self.shop.shelf.take(len)
+        self.shop.heap.take(len)
     }
 
     /// Sizes and places of one head of one sample.
@@ -135,8 +138,12 @@ impl Engine for Cpu {
         format!("cpu-f32-{}-{REVISION}", self.shop.isa.name())
     }
 
+    fn peak(&self) -> Option<f64> {
+        Some(self.pool.broadcast(|_| peak::of_thread(self.shop.isa)).into_iter().sum())
+    }
+
     fn zeros(&self, len: usize) -> Buffer {
-        self.shop.shelf.zeros(len)
+        self.shop.heap.zeros(len)
     }
 
     fn copy(&self, buffer: &Buffer, span: Span) -> Buffer {
@@ -323,6 +330,26 @@ impl Engine for Cpu {
         d_qkv
     }
 
+    fn remember(&self, attention: Attention<'_>, qkv: &Buffer, known: usize, memory: &mut Buffer) {
+        recall::remember(attention, qkv, known, memory);
+    }
+
+    fn recall(&self, attention: Attention<'_>, qkv: &Buffer, known: usize, memory: &Buffer) -> Buffer {
+        let Attention { heads, head_width, .. } = attention;
+        let capacity = memory.len() / (2 * heads * head_width);
+        let mut out = self.take(heads * head_width);
+        self.pool.install(|| {
+            out.par_chunks_mut(head_width).enumerate().for_each(|(head, out)| {
+                let mut scores = self.take(known);
+                let size = capacity * head_width;
+                let (keys, values) = memory[2 * head * size..][..2 * size].split_at(size);
+                let query = &qkv[head * head_width..][..head_width];
+                self.shop.isa.run(recall::Recall { query, keys, values, capacity, scores: &mut scores, out });
+            });
+        });
+        out
+    }
+
     fn linear_residual(
         &self,
         shape: Shape,
@@ -441,6 +468,9 @@ impl Engine for Cpu {
                 row.copy_from_slice(&x[n * width..][..width]);
             }
             let (normed, _) = self.normalise(&rows, norm_weights(weights, norm));
+            if chosen.len() == 1 {
+                return one_row::dots(&self.shop, &weights[table.range()], &normed);
+            }
             let mut logits = self.take(vocabulary * chosen.len());
             let normed = Matrix::of_rows(&normed, width);
             head::multiply(
@@ -463,9 +493,9 @@ impl Engine for Cpu {
     }
 
     fn working_elements(&self, work: Work) -> u128 {
-        // Backward of a block: gradients of the stream, of attention's output and of the inner part; what is normed and
-        // what is active; gradients of queries, keys and values, by head and by token.
-        let of_block = work.tokens() * (9 * work.width + 2 * work.inner) as u128;
+        // Backward of a block, at its widest: gradients of the stream, of attention's output, of queries, keys and values by
+        // head and by token; or of the inner part, and what is active of it. As much as an inner part lies between them.
+        let of_block = work.tokens() * (9 * work.width + work.inner) as u128;
         let logits = head::working(work.tokens().min(head::TOKENS as u128) as usize, work.vocabulary);
         let of_head = 3 * work.tokens() * work.width as u128 + logits as u128;
         let sizes = Sizes::new(work.shape.columns, work.width / work.heads.max(1));

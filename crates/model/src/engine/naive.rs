@@ -210,6 +210,28 @@ impl<T: Real> Engine for Naive<T> {
         d_qkv
     }
 
+    /// Token after token, its keys and then its values.
+    fn remember(&self, attention: Attention<'_>, qkv: &Vec<T>, known: usize, memory: &mut Vec<T>) {
+        let width = attention.heads * attention.head_width;
+        let places = memory.chunks_exact_mut(2 * width).skip(known);
+        qkv.chunks_exact(3 * width).zip(places).for_each(|(qkv, place)| place.copy_from_slice(&qkv[width..]));
+    }
+
+    fn recall(&self, attention: Attention<'_>, qkv: &Vec<T>, known: usize, memory: &Vec<T>) -> Vec<T> {
+        let Attention { heads, head_width, .. } = attention;
+        let width = heads * head_width;
+        // As if the query were the last of a text.
+        let mut text = vec![T::ZERO; known * 3 * width];
+        for (token, place) in text.chunks_exact_mut(3 * width).zip(memory.chunks_exact(2 * width)) {
+            token[width..].copy_from_slice(place);
+        }
+        text[(known - 1) * 3 * width..][..width].copy_from_slice(&qkv[..width]);
+        let (shape, documents) = (Shape { rows: 1, columns: known }, vec![0; known]);
+        let attention = Attention { documents: &documents, ..attention };
+        let (out, _) = self.attention(shape, attention, &text, Dropout::none());
+        out[(known - 1) * width..].to_vec()
+    }
+
     fn linear_residual(
         &self,
         shape: Shape,

@@ -5,12 +5,12 @@ use std::ops::Range;
 
 use crate::stage::StageError;
 
-/// The reduced gradient; `B` is a vector of the engine's.
-pub struct Reduced<B> {
+/// The reduced gradient; `G` is a gradient, `B` a vector of the engine's.
+pub struct Reduced<G, B> {
     /// The attempt that writes it.
     pub attempt: u32,
     /// With a slot for each use of a parameter.
-    pub gradient: B,
+    pub gradient: G,
     /// Sums over all uses of shared parameters.
     pub totals: BTreeMap<String, B>,
     len: usize,
@@ -18,8 +18,8 @@ pub struct Reduced<B> {
     arrived: Vec<Range<usize>>,
 }
 
-impl<B> Reduced<B> {
-    pub fn new(attempt: u32, gradient: B, len: usize) -> Reduced<B> {
+impl<G, B> Reduced<G, B> {
+    pub fn new(attempt: u32, gradient: G, len: usize) -> Reduced<G, B> {
         Reduced { attempt, gradient, totals: BTreeMap::new(), len, arrived: Vec::new() }
     }
 
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn it_is_complete_when_every_element_has_arrived_in_any_order() {
-        let mut reduced = Reduced::new(0, (), 10);
+        let mut reduced = Reduced::<(), ()>::new(0, (), 10);
         for (piece, missing) in [(7..10, 7), (0..2, 5), (1..4, 3), (1..2, 3)] {
             reduced.note(piece);
             assert!(matches!(reduced.complete(), Err(StageError::Incomplete { missing: m }) if m == missing));

@@ -10,6 +10,7 @@ use crate::config::Architecture;
 use crate::engine::{Dtype, Engine, NO_TARGET, Norm, Shape, Span, Work};
 use crate::gpt2::{BlockKept, Pass, Places, Unit, block_kept_elements};
 use crate::layout::Layout;
+use crate::local::gradient::{Bounds, Gradient};
 use crate::stage::{Hidden, Input, Keep, Loss, Meta};
 
 /// A contiguous run of a model's units on an engine.
@@ -21,15 +22,18 @@ pub struct Units<E: Engine> {
     /// Where each parameter's gradients stand: a slot for each use.
     pub uses: BTreeMap<String, Uses>,
     pub gradient_len: usize,
+    /// Where each unit's part of the gradient begins.
+    pub bounds: Bounds,
     seed: u64,
     units: Vec<PlacedUnit>,
 }
 
-/// A unit with the places of its parameters.
+/// A unit with the places of its parameters: in the weights, and in its part of the gradient.
 struct PlacedUnit {
     unit: Unit,
     weights: Places,
     gradient: Places,
+    gradient_len: usize,
 }
 
 /// The uses of a parameter.
@@ -57,6 +61,13 @@ impl Uses {
 /// What units kept of a forward pass, in their order.
 pub type Kept<E> = Vec<UnitKept<E>>;
 
+/// A backward pass on its way: the gradient of the hidden states where it is, and the parts of the gradient behind, the
+/// last unit's first.
+pub struct Begun<E: Engine> {
+    pub d_stream: E::Buffer,
+    pub parts: Vec<E::Buffer>,
+}
+
 /// What one unit kept of its forward pass.
 pub enum UnitKept<E: Engine> {
     Embedding,
@@ -68,19 +79,20 @@ impl<E: Engine> Units<E> {
     pub fn new(engine: Arc<E>, architecture: Architecture, range: Range<usize>, seed: u64) -> Units<E> {
         let mut layout = Layout::default();
         let mut uses = BTreeMap::new();
-        let mut gradient_len = 0;
+        let mut bounds = vec![0];
         let mut units = Vec::new();
         for (number, unit) in architecture.units().into_iter().enumerate() {
             let here = range.contains(&number);
-            let (mut weights, mut gradient) = (Vec::new(), Vec::new());
+            let (mut weights, mut gradient, mut len) = (Vec::new(), Vec::new(), 0);
+            let begin = bounds[bounds.len() - 1];
             for parameter in architecture.parameters(unit) {
                 let none = || Uses { slots: Vec::new(), total: 0, counted: here };
                 let entry = uses.entry(parameter.name.clone()).or_insert_with(none);
                 entry.total += 1;
                 if here {
-                    let slot = Span { start: gradient_len, len: parameter.elements() };
-                    gradient_len += slot.len;
-                    entry.slots.push(slot);
+                    let slot = Span { start: len, len: parameter.elements() };
+                    len += slot.len;
+                    entry.slots.push(Span { start: begin + slot.start, ..slot });
                     gradient.push(slot);
                     weights.push(layout.place(&parameter));
                 }
@@ -88,11 +100,13 @@ impl<E: Engine> Units<E> {
             if here {
                 let weights = Places::new(&architecture, unit, &weights);
                 let gradient = Places::new(&architecture, unit, &gradient);
-                units.push(PlacedUnit { unit, weights, gradient });
+                units.push(PlacedUnit { unit, weights, gradient, gradient_len: len });
+                bounds.push(begin + len);
             }
         }
         uses.retain(|_, uses| !uses.slots.is_empty());
-        Units { engine, architecture, layout, uses, gradient_len, seed, units }
+        let (gradient_len, bounds) = (bounds[bounds.len() - 1], bounds.into());
+        Units { engine, architecture, layout, uses, gradient_len, bounds, seed, units }
     }
 
     /// Whether tokens come in.
@@ -141,6 +155,38 @@ impl<E: Engine> Units<E> {
         (x.unwrap_or_else(|| unreachable!("a stage has units")), kept)
     }
 
+    /// Room for what each block remembers of a text of so many tokens.
+    pub fn memories(&self, tokens: usize) -> Vec<E::Buffer> {
+        (0..self.blocks()).map(|_| self.engine.zeros(2 * tokens * self.architecture.width)).collect()
+    }
+
+    /// Forward on the next tokens of a text, of which `known` are in `memories`: the hidden states as from
+    /// [`Units::forward`].
+    pub fn onward(
+        &self,
+        weights: &E::Buffer,
+        meta: &Meta,
+        input: &Input,
+        known: usize,
+        memories: &mut [E::Buffer],
+    ) -> E::Buffer {
+        let pass = self.pass(weights, meta, input, false);
+        let places = self.units.iter().map(|placed| &placed.weights);
+        let mut x = match (input, self.units.first().map(|placed| &placed.weights)) {
+            (Input::Hidden(hidden), _) => self.upload(hidden),
+            (Input::Tokens(_), Some(&Places::Embedding { tokens, positions })) => {
+                pass.embed(tokens, positions)
+            }
+            _ => unreachable!("the input was checked"),
+        };
+        let blocks =
+            places.filter_map(|places| if let Places::Block(block) = places { Some(block) } else { None });
+        for (block, memory) in blocks.zip(memories) {
+            x = pass.block_onward(block, &x, known, memory);
+        }
+        x
+    }
+
     /// The loss from the hidden states before the head; the last stage's.
     pub fn loss(&self, weights: &E::Buffer, meta: &Meta, x: &E::Buffer) -> Loss {
         let (norm, table) = head(self.last().map(|last| &last.weights));
@@ -148,20 +194,15 @@ impl<E: Engine> Units<E> {
         Loss { sum, tokens: tokens_with_loss(meta) }
     }
 
-    /// The same with the gradient of the hidden states; adds to `grads`.
-    pub fn loss_backward(
-        &self,
-        weights: &E::Buffer,
-        meta: &Meta,
-        x: &E::Buffer,
-        grads: &mut E::Buffer,
-    ) -> (Loss, E::Buffer) {
+    /// The same with the head's part of backward.
+    pub fn loss_backward(&self, weights: &E::Buffer, meta: &Meta, x: &E::Buffer) -> (Loss, Begun<E>) {
         let (norm, table) = head(self.last().map(|last| &last.weights));
         let (to_norm, to_table) = head(self.last().map(|last| &last.gradient));
         let (engine, targets) = (&self.engine, &meta.targets);
-        let (sum, d_x) =
-            engine.head_loss_backward(x, weights, norm, table, targets, grads, to_norm, to_table);
-        (Loss { sum, tokens: tokens_with_loss(meta) }, d_x)
+        let mut part = engine.zeros(self.last().map_or(0, |last| last.gradient_len));
+        let (sum, d_stream) =
+            engine.head_loss_backward(x, weights, norm, table, targets, &mut part, to_norm, to_table);
+        (Loss { sum, tokens: tokens_with_loss(meta) }, Begun { d_stream, parts: vec![part] })
     }
 
     /// Logits at the last position of each row, from the hidden states before the head.
@@ -172,33 +213,36 @@ impl<E: Engine> Units<E> {
         self.engine.head_logits(x, weights, norm, table, &last)
     }
 
-    /// Backward from the gradient of what [`Units::forward`] gave: adds to `grads`, returns the gradient of the stage's
-    /// input, but none from the first stage. What a unit kept is gone as soon as it was used.
+    /// Backward: the gradient of the parameters and, but for the first stage, that of its input. What a unit kept is gone as
+    /// soon as it was used.
     pub fn backward(
         &self,
         weights: &E::Buffer,
         meta: &Meta,
         input: &Input,
         kept: Kept<E>,
-        mut d_stream: E::Buffer,
-        grads: &mut E::Buffer,
-    ) -> Option<E::Buffer> {
+        begun: Begun<E>,
+    ) -> (Gradient<E>, Option<E::Buffer>) {
         let pass = self.pass(weights, meta, input, true);
+        let Begun { mut d_stream, mut parts } = begun;
         for (placed, kept) in self.units[..kept.len()].iter().zip(kept).rev() {
+            let mut part = self.engine.zeros(placed.gradient_len);
             match (kept, &placed.weights, &placed.gradient) {
                 (UnitKept::Block(block), Places::Block(at), Places::Block(to)) => {
                     let Unit::Block(layer) = placed.unit else {
                         unreachable!("a block's places are a block's")
                     };
-                    pass.block_backward(layer, at, block, &mut d_stream, grads, to);
+                    pass.block_backward(layer, at, block, &mut d_stream, &mut part, to);
                 }
                 (UnitKept::Embedding, _, &Places::Embedding { tokens, positions }) => {
-                    pass.embed_backward(&d_stream, grads, tokens, positions);
+                    pass.embed_backward(&d_stream, &mut part, tokens, positions);
                 }
                 _ => unreachable!("units kept what belongs to them"),
             }
+            parts.push(part);
         }
-        (!self.is_first()).then_some(d_stream)
+        parts.reverse();
+        (Gradient::new(&self.bounds, parts), (!self.is_first()).then_some(d_stream))
     }
 
     /// Bytes to hidden states.
@@ -244,15 +288,25 @@ impl<E: Engine> Units<E> {
         let waiting = match keep {
             Keep::Input => input,
             // The head begins backward with forward.
-            Keep::All if self.is_last() => input + kept + stream + self.gradient_len as u128,
+            Keep::All if self.is_last() => input + kept + stream + self.part_elements(Unit::Head),
             Keep::All => input + kept,
         };
-        let computing = input + kept + self.gradient_len as u128 + self.engine.working_elements(work);
+        // Gradients grow as what was kept becomes less: there is most of both when backward begins or when it ends.
+        let begin = kept + self.part_elements(Unit::Head) + self.part_elements(Unit::Block(0));
+        let computing = input + begin.max(self.gradient_len as u128) + self.engine.working_elements(work);
         let elements = state + in_flight.saturating_sub(1) as u128 * waiting + computing;
         u64::try_from(elements * self.dtype().size() as u128).unwrap_or(u64::MAX)
     }
 
-    fn blocks(&self) -> usize {
+    /// Elements of the largest part of the gradient that is of such a unit.
+    fn part_elements(&self, unit: Unit) -> u128 {
+        let alike =
+            |placed: &&PlacedUnit| std::mem::discriminant(&placed.unit) == std::mem::discriminant(&unit);
+        self.units.iter().filter(alike).map(|placed| placed.gradient_len as u128).max().unwrap_or(0)
+    }
+
+    /// How many of its units are blocks.
+    pub fn blocks(&self) -> usize {
         self.units.iter().filter(|placed| matches!(placed.unit, Unit::Block(_))).count()
     }
 

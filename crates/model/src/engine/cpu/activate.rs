@@ -67,6 +67,8 @@ impl Kernel for MultiplySlope<'_> {
                 for (x, d) in pairs {
                     let x = V::load_some(x, 0.0);
                     let share = logistic_share(x);
+                    // Further out the share does not change any more, and x³ would not be finite.
+                    let x = x.min(V::splat(30.0)).max(V::splat(-30.0));
                     // d/dx of the share's argument, 2·√(2/π)·(1 + 3·0.044715·x²).
                     let inner = x.mul(x).mul_add(V::splat(3.0 * CUBIC * TWICE_ROOT), V::splat(TWICE_ROOT));
                     let change = share.mul(V::splat(1.0).sub(share)).mul(inner);

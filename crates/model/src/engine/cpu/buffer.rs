@@ -1,40 +1,55 @@
-//! Vectors of the engine's that are used again: a step takes all of its memory from the shelf, and puts it back.
+//! The engine's memory. What a step has taken it gives back, and the next takes the same again.
 //!
-//! Memory fresh from the system is the slowest there is: every page of it is filled with zeros at first touch.
-#![allow(unsafe_code, reason = "cache lines are looked at as floats")]
+//! Memory fresh from the system is slow, for every page of it is filled with zeros at first touch. So it stays here, and what
+//! becomes free joins its neighbours: the gradient of a block stands where its activations have been, whatever the sizes.
+#![allow(unsafe_code, reason = "pieces of mapped memory are handed out as floats")]
 
-use std::collections::BTreeMap;
+use std::alloc::{Layout, handle_alloc_error};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A cache line: what vectors of floats are aligned to.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([f32; 16]);
+use memmap2::MmapMut;
 
-/// Memory that is not in use. It never holds more than was ever in use at a time, whatever sizes are asked for: a model that
-/// writes asks for others with every token.
+/// Floats in a cache line: pieces are whole ones.
+const LINE: usize = 16;
+/// Floats that are asked of the system at a time, or more if somebody needs more: 64 MiB. What of it is never written to
+/// takes no memory.
+const CHUNK: usize = (64 << 20) / size_of::<f32>();
+
+/// All memory of an engine.
 #[derive(Default)]
-pub struct Shelf(Mutex<Idle>);
+pub struct Heap(Mutex<Chunks>);
 
 #[derive(Default)]
-struct Idle {
-    /// By the number of lines; each with the time when it was put back, oldest first.
-    by_lines: BTreeMap<usize, Vec<(u64, Vec<Line>)>>,
-    time: u64,
-    /// Lines that lie here, that are in use, and that ever were at a time.
-    idle: usize,
-    used: usize,
-    most_used: usize,
+struct Chunks {
+    /// They are never given back while the heap is there: buffers point into them.
+    maps: Vec<MmapMut>,
+    /// Free pieces: chunk and start, to length.
+    by_place: BTreeMap<(usize, usize), usize>,
+    /// The same: length, chunk and start.
+    by_len: BTreeSet<(usize, usize, usize)>,
 }
 
-impl Shelf {
+/// A piece of a chunk, in floats.
+#[derive(Clone, Copy)]
+struct Piece {
+    chunk: usize,
+    start: usize,
+    len: usize,
+}
+
+impl Heap {
     /// A buffer of this length, with whatever is in it.
     pub fn take(self: &Arc<Self>, len: usize) -> Buffer {
-        let lines = len.div_ceil(16);
-        let old = self.0.lock().unwrap_or_else(PoisonError::into_inner).take(lines);
-        let lines = old.unwrap_or_else(|| vec![Line([0.0; 16]); lines]);
-        Buffer { lines, len, shelf: Some(self.clone()) }
+        let whole_lines = len.next_multiple_of(LINE).max(LINE);
+        let (piece, start) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take(whole_lines);
+        let mut buffer = Buffer { piece, start, len, heap: self.clone() };
+        if cfg!(debug_assertions) {
+            buffer.fill(f32::NAN); // Who reads what it has not written is found out.
+        }
+        buffer
     }
 
     /// A buffer of zeros.
@@ -43,57 +58,75 @@ impl Shelf {
         buffer.fill(0.0);
         buffer
     }
-
-    fn put(&self, lines: Vec<Line>) {
-        let too_much = self.0.lock().unwrap_or_else(PoisonError::into_inner).put(lines);
-        drop(too_much); // Not while others wait for the shelf.
-    }
 }
 
-impl Idle {
-    fn take(&mut self, lines: usize) -> Option<Vec<Line>> {
-        self.used += lines;
-        self.most_used = self.most_used.max(self.used);
-        let (_, old) = self.by_lines.get_mut(&lines)?.pop()?;
-        self.idle -= lines;
-        Some(old)
-    }
-
-    /// Puts memory back; returns what has lain here longest, if that makes it too much.
-    fn put(&mut self, lines: Vec<Line>) -> Vec<Vec<Line>> {
-        self.time += 1;
-        self.used -= lines.len();
-        self.idle += lines.len();
-        self.by_lines.entry(lines.len()).or_default().push((self.time, lines));
-        let mut too_much = Vec::new();
-        while self.idle > self.most_used {
-            let first = |(&lines, idle): (&usize, &Vec<(u64, Vec<Line>)>)| Some((idle.first()?.0, lines));
-            let Some((_, lines)) = self.by_lines.iter().filter_map(first).min() else { break };
-            if let Some(idle) = self.by_lines.get_mut(&lines) {
-                too_much.push(idle.remove(0).1);
-                if idle.is_empty() {
-                    self.by_lines.remove(&lines);
-                }
-            }
-            self.idle -= lines;
+impl Chunks {
+    /// The smallest free piece that is large enough, or the part of it that is needed.
+    fn take(&mut self, len: usize) -> (Piece, NonNull<f32>) {
+        let fits = self.by_len.range((len, 0, 0)..).next().copied();
+        let (free, chunk, start) = fits.unwrap_or_else(|| self.grow(len));
+        self.by_len.remove(&(free, chunk, start));
+        self.by_place.remove(&(chunk, start));
+        if free > len {
+            self.insert(Piece { chunk, start: start + len, len: free - len });
         }
-        too_much
+        let first = self.maps[chunk].as_ptr().cast_mut().cast::<f32>();
+        // SAFETY: the piece lies in its chunk, and what is mapped does not begin at null; it is aligned to pages.
+        (Piece { chunk, start, len }, unsafe { NonNull::new_unchecked(first.add(start)) })
+    }
+
+    /// A new chunk.
+    fn grow(&mut self, len: usize) -> (usize, usize, usize) {
+        let len = len.max(CHUNK);
+        let Ok(map) = MmapMut::map_anon(len * size_of::<f32>()) else {
+            handle_alloc_error(Layout::array::<f32>(len).unwrap_or(Layout::new::<f32>()))
+        };
+        self.maps.push(map);
+        let piece = Piece { chunk: self.maps.len() - 1, start: 0, len };
+        self.insert(piece);
+        (len, piece.chunk, 0)
+    }
+
+    /// Gives a piece back; it joins what is free beside it.
+    fn put(&mut self, mut piece: Piece) {
+        let after = (piece.chunk, piece.start + piece.len);
+        if let Some(len) = self.by_place.remove(&after) {
+            self.by_len.remove(&(len, after.0, after.1));
+            piece.len += len;
+        }
+        let before = self.by_place.range(..(piece.chunk, piece.start)).next_back();
+        if let Some((&(chunk, start), &len)) = before
+            && (chunk, start + len) == (piece.chunk, piece.start)
+        {
+            self.by_place.remove(&(chunk, start));
+            self.by_len.remove(&(len, chunk, start));
+            piece = Piece { chunk, start, len: len + piece.len };
+        }
+        self.insert(piece);
+    }
+
+    fn insert(&mut self, Piece { chunk, start, len }: Piece) {
+        self.by_place.insert((chunk, start), len);
+        self.by_len.insert((len, chunk, start));
     }
 }
 
-/// A vector of floats, aligned to cache lines; goes back to its shelf when it is dropped.
-#[derive(Default)]
+/// A vector of floats, aligned to cache lines; goes back to its heap when it is dropped.
 pub struct Buffer {
-    lines: Vec<Line>,
+    piece: Piece,
+    start: NonNull<f32>,
     len: usize,
-    shelf: Option<Arc<Shelf>>,
+    heap: Arc<Heap>,
 }
+
+// SAFETY: nobody else has its piece of the heap, and what is in it are floats.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; shared, it can only be read.
+unsafe impl Sync for Buffer {}
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if let Some(shelf) = self.shelf.take() {
-            shelf.put(std::mem::take(&mut self.lines));
-        }
+        self.heap.0.lock().unwrap_or_else(PoisonError::into_inner).put(self.piece);
     }
 }
 
@@ -101,45 +134,61 @@ impl Deref for Buffer {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
-        // SAFETY: a line is sixteen floats without padding, and `len` is at most sixteen times the number of lines.
-        unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
+        // SAFETY: the piece is at least that long, was mapped as zeros, and is ours; the heap keeps its chunk.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [f32] {
         // SAFETY: as above, and the borrow is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::uniform;
 
     #[test]
-    fn it_holds_no_more_than_was_in_use_at_a_time_whatever_sizes_are_asked_for() {
-        let shelf = Arc::new(Shelf::default());
-        drop((shelf.take(1600), shelf.take(1600)));
-        for len in 1..3000 {
-            drop(shelf.take(len));
-            let idle = shelf.0.lock().unwrap();
-            assert!(idle.idle <= 200 && idle.used == 0, "{} lines after {len}", idle.idle);
-            let lies: usize = idle.by_lines.iter().map(|(lines, idle)| lines * idle.len()).sum();
-            assert_eq!(lies, idle.idle);
+    fn buffers_never_overlap_and_what_they_leave_becomes_one_again() {
+        let heap = Arc::new(Heap::default());
+        let mut held: Vec<(f32, Buffer)> = Vec::new();
+        for turn in 0..3000 {
+            let draw = |what| uniform(what, turn);
+            if draw(1) < 0.5 && !held.is_empty() {
+                let (mark, buffer) = held.swap_remove((draw(2) * held.len() as f64) as usize);
+                assert!(buffer.iter().all(|&x| x == mark));
+            } else {
+                let mut buffer = heap.take((draw(3).powi(4) * 1e6) as usize);
+                assert_eq!(buffer.as_ptr().align_offset(64), 0);
+                buffer.fill(turn as f32);
+                held.push((turn as f32, buffer));
+            }
         }
+        held.clear();
+        let chunks = heap.0.lock().unwrap();
+        assert_eq!((chunks.by_place.len(), chunks.by_len.len()), (chunks.maps.len(), chunks.maps.len()));
     }
 
     #[test]
     fn what_is_dropped_is_taken_again() {
-        let shelf = Arc::new(Shelf::default());
-        let mut first = shelf.zeros(100);
+        let heap = Arc::new(Heap::default());
+        let (mut first, second) = (heap.zeros(100), heap.zeros(200));
         first[99] = 7.0;
         let at = first.as_ptr();
-        drop(first);
-        let again = shelf.take(97);
-        assert_eq!((again.as_ptr(), again.len()), (at, 97));
-        assert!(shelf.zeros(100).iter().all(|&x| x == 0.0));
-        assert_eq!(at.align_offset(64), 0);
+        drop((first, second));
+        let both = heap.zeros(300);
+        assert_eq!((both.as_ptr(), both.len()), (at, 300));
+        assert!(both.iter().all(|&x| x == 0.0));
+    }
+
+    #[test]
+    fn more_than_a_chunk_can_be_had() {
+        let heap = Arc::new(Heap::default());
+        let mut large = heap.take(CHUNK + 1);
+        large[CHUNK] = 1.0;
+        assert_eq!(heap.0.lock().unwrap().maps.len(), 1);
     }
 }

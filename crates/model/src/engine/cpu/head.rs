@@ -47,7 +47,7 @@ impl Loss<'_> {
     /// The sum of the loss over all targets, and its gradients if they are wanted.
     pub fn compute(&self, shop: &Workshop, mut gradients: Option<Gradients<'_>>) -> f64 {
         let (width, vocabulary) = (self.width, self.table.len() / self.width);
-        let mut logits = shop.shelf.take(self.targets.len().min(TOKENS).next_multiple_of(LANES) * vocabulary);
+        let mut logits = shop.heap.take(self.targets.len().min(TOKENS).next_multiple_of(LANES) * vocabulary);
         let mut loss = 0.0;
         for (block, targets) in self.targets.chunks(TOKENS).enumerate() {
             let here = block * TOKENS * width..(block * TOKENS + targets.len()) * width;
@@ -109,7 +109,7 @@ pub fn multiply(
     if tokens == columns {
         return shop.product(logits, columns, table, normed.transposed(), width, Start::Zero, |_, _| {});
     }
-    let mut padded = shop.shelf.zeros(columns * width);
+    let mut padded = shop.heap.zeros(columns * width);
     padded[..tokens * width].copy_from_slice(&normed.data[..tokens * width]);
     let padded = Matrix::of_rows(&padded, width).transposed();
     shop.product(logits, columns, table, padded, width, Start::Zero, |_, _| {});
@@ -122,7 +122,7 @@ impl LogSumExp {
     fn of(shop: &Workshop, logits: &[f32], columns: usize) -> LogSumExp {
         // Pieces of the vocabulary that do not depend on the number of threads, put together in order.
         let pieces = logits.len().div_ceil(TASK * columns);
-        let mut parts = shop.shelf.take(pieces * 2 * TOKENS);
+        let mut parts = shop.heap.take(pieces * 2 * TOKENS);
         parts.par_chunks_mut(2 * TOKENS).zip(logits.par_chunks(TASK * columns)).for_each(|(part, logits)| {
             let (highest, sums) = part.split_at_mut(TOKENS);
             shop.isa.run(SumDown { logits, columns, highest, sums });

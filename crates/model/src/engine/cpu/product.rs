@@ -12,9 +12,10 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::buffer::{Buffer, Shelf};
+use super::buffer::{Buffer, Heap};
 use super::isa::{Isa, Kernel};
 use super::lanes::{LANES, Lanes};
+use super::one_row;
 
 /// Products that are summed up before they are added to the result. A panel of this depth takes half of a 32 KiB cache.
 pub const DEPTH: usize = 256;
@@ -63,7 +64,7 @@ pub enum Start<'a> {
 #[derive(Clone)]
 pub struct Workshop {
     pub isa: Isa,
-    pub shelf: Arc<Shelf>,
+    pub heap: Arc<Heap>,
 }
 
 impl Workshop {
@@ -82,9 +83,13 @@ impl Workshop {
             return;
         }
         let rows = out.len() / columns;
+        if rows == 1 && right.right == 1 {
+            one_row::product(self, out, left, right, depth, start);
+            return finish(0, out);
+        }
         let task = task_rows(rows);
         let panels = columns.div_ceil(LANES);
-        let mut packed = self.shelf.take(packed(columns));
+        let mut packed = self.heap.take(packed(columns));
         let at_a_time = packed.len() / (panels * LANES) / DEPTH * DEPTH;
         if depth == 0 {
             match start {
@@ -99,7 +104,7 @@ impl Workshop {
             self.pack_right(&mut packed, right, from, to, columns);
             out.par_chunks_mut(task * columns).enumerate().for_each(|(number, piece)| {
                 let first = number * task;
-                let mut slivers = self.shelf.take(SLIVERS);
+                let mut slivers = self.heap.take(SLIVERS);
                 for begin in (from..to).step_by(DEPTH) {
                     let end = to.min(begin + DEPTH);
                     let deep = end - begin;
@@ -243,4 +248,56 @@ fn part<V: Lanes, const ROWS: usize, const FIRST: usize>(sliver: &[f32], panel: 
         }
     }
     sums
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::uniform;
+
+    fn numbers(seed: u64, len: usize) -> Vec<f32> {
+        (0..len as u64).map(|i| uniform(seed, i) as f32 - 0.5).collect()
+    }
+
+    #[test]
+    fn a_row_by_itself_has_the_bits_that_it_has_among_others() {
+        let (rows, columns, depth) = (8, 1037, 515);
+        let (left, right, bias) =
+            (numbers(1, rows * depth), numbers(2, depth * columns), numbers(3, columns));
+        let b = Matrix::of_rows(&right, columns);
+        for isa in Isa::available() {
+            let shop = Workshop { isa, heap: Arc::default() };
+            let product = |left: &[f32], rows: usize| {
+                let mut out = vec![f32::NAN; rows * columns];
+                let a = Matrix::of_rows(left, depth);
+                shop.product(&mut out, columns, a, b, depth, Start::Row(&bias), |_, _| {});
+                out
+            };
+            let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            let (all, one) = (product(&left, rows), product(&left[5 * depth..6 * depth], 1));
+            assert!(bits(&all[5 * columns..6 * columns]) == bits(&one), "{}", isa.name());
+        }
+    }
+
+    #[test]
+    fn what_is_packed_in_several_passes_is_the_product_too() {
+        let (rows, columns, depth) = (7, 4100, 600);
+        assert!(packed(columns) < depth * columns);
+        let (left, right, bias) =
+            (numbers(1, rows * depth), numbers(2, depth * columns), numbers(3, columns));
+        for isa in Isa::available() {
+            let shop = Workshop { isa, heap: Arc::default() };
+            let mut out = vec![f32::NAN; rows * columns];
+            let (a, b) = (Matrix::of_rows(&left, depth), Matrix::of_rows(&right, columns));
+            let double = |_: usize, rows: &mut [f32]| rows.iter_mut().for_each(|x| *x *= 2.0);
+            shop.product(&mut out, columns, a, b, depth, Start::Row(&bias), double);
+            for at in (0..out.len()).step_by(37) {
+                let (row, column) = (at / columns, at % columns);
+                let product =
+                    |k: usize| f64::from(left[row * depth + k]) * f64::from(right[k * columns + column]);
+                let expected = 2.0 * (f64::from(bias[column]) + (0..depth).map(product).sum::<f64>());
+                assert!((f64::from(out[at]) - expected).abs() < 1e-4, "{}: {row}, {column}", isa.name());
+            }
+        }
+    }
 }

@@ -1,0 +1,43 @@
+//! What the cores can do at the most: multiplications and additions that wait for nothing, neither memory nor each other.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use super::isa::{Isa, Kernel};
+use super::lanes::{LANES, Lanes};
+
+const TURNS: usize = 20_000;
+const TRIES: usize = 5;
+
+/// Operations a second of this thread, the best of some tries.
+pub fn of_thread(isa: Isa) -> f64 {
+    let one_try = |_| {
+        let began = Instant::now();
+        let operations = isa.run(Multiply(black_box(0.999)));
+        operations as f64 / began.elapsed().as_secs_f64().max(1e-9)
+    };
+    (0..TRIES).map(one_try).fold(0.0, f64::max)
+}
+
+struct Multiply(f32);
+
+impl Kernel for Multiply {
+    /// Operations.
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<V: Lanes>(self) -> usize {
+        if V::TILE == 6 { turns::<V, 6>(self.0) } else { turns::<V, 2>(self.0) }
+    }
+}
+
+#[inline(always)]
+fn turns<V: Lanes, const AT_ONCE: usize>(factor: f32) -> usize {
+    let factor = V::splat(factor);
+    let mut sums = [factor; AT_ONCE];
+    for _ in 0..TURNS {
+        sums = sums.map(|sum| sum.mul_add(factor, factor));
+    }
+    black_box(sums.map(Lanes::sum));
+    2 * TURNS * AT_ONCE * LANES
+}

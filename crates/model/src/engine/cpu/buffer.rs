@@ -18,6 +18,9 @@ const LINE: usize = 16;
 /// takes no memory.
 const CHUNK: usize = (64 << 20) / size_of::<f32>();
 
+/// Floats at the beginning of a buffer that are no numbers in builds for development.
+const POISONED: usize = 4096;
+
 /// All memory of an engine.
 #[derive(Default)]
 pub struct Heap(Mutex<Chunks>);
@@ -47,7 +50,9 @@ impl Heap {
         let (piece, start) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take(whole_lines);
         let mut buffer = Buffer { piece, start, len, heap: self.clone() };
         if cfg!(debug_assertions) {
-            buffer.fill(f32::NAN); // Who reads what it has not written is found out.
+            // Who reads what it has not written is found out; a part will do, for small models take large buffers too.
+            let part = len.min(POISONED);
+            buffer[..part].fill(f32::NAN);
         }
         buffer
     }

@@ -243,7 +243,7 @@ impl<E: Engine> Pass<'_, E> {
         (out, kept)
     }
 
-    /// The next tokens of a text through block `layer`: of one text, without dropout, `known` tokens came before and are in
+    /// The next tokens of one text through a block, without dropout; `known` tokens came before and are in
     /// `memory`. All of them at the beginning, then one by one.
     pub fn block_onward(
         &self,

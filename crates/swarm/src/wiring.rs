@@ -120,10 +120,14 @@ impl Account {
 
     fn busy_us(&self) -> f64 {
         let forward_us = f64::from(self.about.to_begin) * self.forward_us;
-        // What comes back later counts too: a peer that gets much because it is free now is flooded then, while
-        // others of its stage have nothing to do.
+        forward_us * self.blame + self.returning_us()
+    }
+
+    /// What comes back later counts too: a peer that gets much because it is free now is flooded then, while others
+    /// of its stage have nothing to do.
+    fn returning_us(&self) -> f64 {
         let to_return = self.about.owes.saturating_sub(self.about.to_begin).max(self.to_return);
-        (forward_us + f64::from(to_return) * self.backward_us) * self.blame
+        f64::from(to_return) * self.backward_us * self.blame
     }
 
     fn rank(&self) -> u64 {
@@ -211,6 +215,12 @@ impl Wiring {
     /// Whether there is such a holder.
     pub fn any(&self, is_such: impl Fn(PeerId, About) -> bool) -> bool {
         self.peers.iter().zip(&self.accounts).any(|(&peer, account)| is_such(peer, account.about))
+    }
+
+    /// The least that any peer of a site has to do for us that is, or comes, on its way back.
+    pub fn returning(&self, site: SiteId) -> Span {
+        let near = self.accounts.iter().filter(|account| account.about.site == site);
+        Span(near.map(Account::returning_us).reduce(f64::min).unwrap_or(0.0) as u64)
     }
 
     /// How long a microbatch takes one of the holders on average.

@@ -16,6 +16,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if wanted("speeds") {
         speeds::measure();
     }
+    if wanted("steps") {
+        speeds::steps();
+    }
     if wanted("traces") {
         let folder = std::env::args().nth(2).ok_or("which folder are the traces in?")?;
         traces::measure(&folder)?;

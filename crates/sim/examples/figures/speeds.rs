@@ -2,7 +2,7 @@
 
 use starling_sim::scenario::Scenario;
 use starling_sim::world::World;
-use starling_swarm::ids::Step;
+use starling_swarm::ids::{SiteId, Step};
 use starling_swarm::lots::Lots;
 use starling_swarm::spec::{Reduce, Sync};
 use starling_swarm::time::Span;
@@ -20,6 +20,48 @@ pub fn measure() {
             [(1, 8, 1024), (4, 16, 2048), (8, 16, 2048), (4, 16, 8192), (8, 16, 8192)]
         {
             share(sync, reduce, stages, replicas, lots);
+        }
+    }
+}
+
+/// Steps of lots of several microbatches, as a run of equal devices has them by default: what is used of the time.
+pub fn steps() {
+    for (sites, stages, replicas, microbatches, lots) in [
+        (3, 2, 3, 210, 15),
+        (3, 8, 6, 1680, 60),
+        (1, 8, 6, 1680, 60),
+        (1, 8, 6, 1680, 1680),
+        (1, 4, 4, 256, 32),
+        (1, 8, 2, 128, 32),
+    ] {
+        for reduce in [Reduce::Fast, Reduce::Exact] {
+            let size = microbatches / lots;
+            let name = format!(
+                "at work, Step, {reduce:?}, {sites} sites, {stages} stages of {replicas}, {lots} lots of {size}"
+            );
+            if !name.contains(&std::env::var("ONLY").unwrap_or_default()) {
+                continue;
+            }
+            let mut scenario = Scenario::small(1, stages, replicas);
+            let spec = &mut scenario.spec;
+            spec.reduce = reduce;
+            spec.lots = Lots { microbatches, lots };
+            spec.steps = Step(12);
+            spec.checkpoint_every = 0;
+            spec.elements = vec![256];
+            spec.tuning.jobs = 128;
+            scenario.patience_us = u64::MAX / 4;
+            for (number, peer) in scenario.peers.iter_mut().enumerate() {
+                (peer.speed, peer.jitter) = (10.0, 0.02);
+                peer.site = SiteId((number % sites) as u16);
+            }
+            scenario.drivers = (0..sites as u16).map(SiteId).collect();
+            scenario.between = scenario.inside;
+            let outcome = World::new(&scenario).run().expect("nothing fails here");
+            let commits = &outcome.commits_us[2..outcome.commits_us.len() - 1];
+            let took_s = (commits[commits.len() - 1] - commits[0]) as f64 / 1e6;
+            let best_s = f64::from(microbatches) * (commits.len() - 1) as f64 / (10.0 * replicas as f64);
+            figure(&name, best_s / took_s, "share");
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Which peers compute a lot, and what to do when one of them is late or gone.
 
+use std::cell::OnceCell;
+
 use crate::driver::launching::Stretch;
 use crate::driver::lot::{Flight, LotRun};
 use crate::driver::{Command, Driver};
@@ -176,8 +178,9 @@ impl Driver {
         });
         let chosen = self.choose_fit(search)?;
         let wiring = &self.wirings[stage.0 as usize];
-        // Neighbours are worth one lot's time, and no more.
-        if let (Some(kept), Some(most)) = (kept, wiring.done_in(chosen, size.saturating_mul(2)))
+        // Neighbours are worth one microbatch's time, and no more: what a peer does later for their sake, the stages
+        // behind it begin later, each of them once more.
+        if let (Some(kept), Some(most)) = (kept, wiring.done_in(chosen, size.saturating_add(1)))
             && wiring.done_in(kept, size).is_some_and(|done| done <= most)
         {
             return Some(kept);
@@ -191,7 +194,8 @@ impl Driver {
     fn choose(&self, search: Search<'_>) -> Option<PeerId> {
         let Search { stage, step, size, near, not } = search;
         let wiring = &self.wirings[stage.0 as usize];
-        let (aim, cost) = (self.aim(), |about: About| self.cost(stage, about.site, near));
+        let cost = self.costs(stage, near);
+        let (aim, cost) = (self.aim(), |about: About| cost(about.site));
         let able =
             |peer, about: About| (Some(peer) != not && about.has_weights_of(step)).then(|| cost(about));
         let anybody = |_, about: About| Some(cost(about));
@@ -204,9 +208,10 @@ impl Driver {
     /// The same, among those only that have room for it, stay, and can be reached.
     fn choose_fit(&self, search: Search<'_>) -> Option<PeerId> {
         let Search { stage, step, size, near, not } = search;
+        let cost = self.costs(stage, near);
         let choice = self.wirings[stage.0 as usize].choose(size, self.aim(), |peer, about| {
             let fit = Some(peer) != not && self.is_fit(about, step, size);
-            (fit && self.is_reachable(stage, peer, near)).then(|| self.cost(stage, about.site, near))
+            (fit && self.is_reachable(stage, peer, near)).then(|| cost(about.site))
         });
         choice.map(|choice| choice.peer)
     }
@@ -218,11 +223,14 @@ impl Driver {
         !about.draining && about.has_weights_of(step) && room
     }
 
-    /// What the way to a site costs, in the currency of response times.
-    fn cost(&self, stage: StageId, site: SiteId, near: &[PeerId]) -> Span {
+    /// What the way to a site costs, in the currency of response times. Peers elsewhere work for drivers there, of whose
+    /// work we know nothing: they are taken to owe them as much that is on its way back as the near ones owe us.
+    fn costs(&self, stage: StageId, near: &[PeerId]) -> impl Fn(SiteId) -> Span {
         let home = near.first().and_then(|&peer| self.site_of(stage, peer)).unwrap_or(self.site);
-        let queue = || self.wirings[stage.0 as usize].microbatch().times(FAR_QUEUE);
-        if site == home { Span(0) } else { self.spec.tuning.far + queue() }
+        let (wiring, far) = (&self.wirings[stage.0 as usize], OnceCell::new());
+        let elsewhere =
+            move || self.spec.tuning.far + wiring.microbatch().times(FAR_QUEUE) + wiring.returning(home);
+        move |site| if site == home { Span(0) } else { *far.get_or_init(&elsewhere) }
     }
 
     pub(super) fn is_reachable(&self, stage: StageId, peer: PeerId, near: &[PeerId]) -> bool {

@@ -228,9 +228,11 @@ impl Wiring {
         Span((self.accounts.len() as f64 * 1e6 / self.speed.max(1e-9)) as u64)
     }
 
-    /// The part of the stage's work that this peer can do.
+    /// The part of its site's work for the stage that this peer can do.
     pub fn share_of(&self, peer: PeerId) -> f64 {
-        self.account(peer).map_or(0.0, |account| account.speed() / self.speed.max(1e-9))
+        let Some(account) = self.account(peer) else { return 0.0 };
+        let near = self.accounts.iter().filter(|other| other.about.site == account.about.site);
+        account.speed() / near.map(Account::speed).sum::<f64>().max(1e-9)
     }
 
     /// The peer for a lot of `size` microbatches among those for which `extra` gives a cost of reaching it.

@@ -253,7 +253,7 @@ impl Driver {
         let most = match (self.spec.reduce, self.spec.sync) {
             (Reduce::Fast, _) => 1.0,
             (Reduce::Exact, Sync::Delayed) => f64::from(leased) * share,
-            (Reduce::Exact, Sync::Step) => (self.queue.free.len() + 1) as f64 * share / 2.0,
+            (Reduce::Exact, Sync::Step) => (self.queue.free.len() + 1) as f64 * share,
         };
         let aligned = if at.lot.0 == 0 { 31 } else { at.lot.0.trailing_zeros() };
         1 << (most.max(1.0).log2() as u32).min(aligned)

@@ -4,7 +4,7 @@ import json
 import sys
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 
@@ -18,16 +18,27 @@ def logits(model):
 def make(folder):
     """Random models of odd shapes, stored in every way; the logits are those of what is stored."""
     torch.manual_seed(7)
-    common = dict(vocab_size=311, n_positions=24, n_embd=42, n_layer=3, n_head=3, initializer_range=0.3)
+    gpt2 = lambda **more: GPT2Config(**(dict(
+        vocab_size=311, n_positions=24, n_embd=42, n_layer=3, n_head=3, initializer_range=0.3) | more))
+    llama = lambda **more: LlamaConfig(**(dict(
+        vocab_size=311, max_position_embeddings=24, hidden_size=42, intermediate_size=50, num_hidden_layers=3,
+        num_attention_heads=6, num_key_value_heads=2, head_dim=10, initializer_range=0.3) | more))
+    llama_3 = dict(rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                   original_max_position_embeddings=64)
     models = {
-        "tied": (dict(), torch.float32, "5GB"),
+        "tied": (gpt2(), torch.float32, "5GB"),
         "untied-gelu-inner": (
-            dict(tie_word_embeddings=False, activation_function="gelu", n_inner=50), torch.float32, "5GB"),
-        "half": (dict(), torch.float16, "5GB"),
-        "bf16-in-shards": (dict(n_layer=5), torch.bfloat16, "60KB"),
+            gpt2(tie_word_embeddings=False, activation_function="gelu", n_inner=50), torch.float32, "5GB"),
+        "half": (gpt2(), torch.float16, "5GB"),
+        "bf16-in-shards": (gpt2(n_layer=5), torch.bfloat16, "60KB"),
+        "llama": (llama(), torch.float32, "5GB"),
+        "llama-3-in-shards": (llama(rope_parameters=llama_3, num_hidden_layers=5), torch.bfloat16, "60KB"),
+        "llama-biases-tied": (
+            llama(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, num_key_value_heads=6),
+            torch.float32, "5GB"),
     }
-    for name, (more, dtype, shard) in models.items():
-        model = GPT2LMHeadModel(GPT2Config(**(common | more)))
+    for name, (config, dtype, shard) in models.items():
+        model = AutoModelForCausalLM.from_config(config)
         # Biases and norms that are not what every model begins with.
         for parameter in model.parameters():
             if parameter.dim() == 1:

@@ -25,6 +25,7 @@ def main(directory: Path):
     torch.set_num_threads(job["threads"])
     before_kib = rss_kib()
     model, o = job["model"], job["optimiser"]
+    hidden = {"gpt2": gpt2, "llama": llama}[model["family"]]
     w = {name: x.clone().requires_grad_() for name, x in load_file(directory / "weights.safetensors").items()}
     tokens = np.fromfile(directory / "batches.bin", dtype="<u4").astype(np.int64)
     batches = torch.from_numpy(tokens.reshape(job["steps"], job["batch"], model["context"] + 1))
@@ -40,7 +41,8 @@ def main(directory: Path):
         for _ in range(int(line)):
             batch = batches[batch_number]
             batch_number += 1
-            loss = loss_of(model, w, batch[:, :-1], batch[:, 1:])
+            x, table = hidden(model, w, batch[:, :-1])
+            loss = F.cross_entropy(F.linear(x, table).flatten(0, 1), batch[:, 1:].flatten())
             loss.backward()
             torch.nn.utils.clip_grad_norm_(w.values(), o["clip"])
             optimiser.step()
@@ -51,7 +53,7 @@ def main(directory: Path):
         print(json.dumps({"seconds": seconds, "losses": losses, "peak_kib": peak_kib}), flush=True)
 
 
-def loss_of(model, w, tokens_bt, targets_bt):
+def gpt2(model, w, tokens_bt):
     b, t = tokens_bt.shape
     x = F.embedding(tokens_bt, w["wte.weight"]) + w["wpe.weight"][:t]
     for i in range(model["layers"]):
@@ -61,8 +63,38 @@ def loss_of(model, w, tokens_bt, targets_bt):
         x = x + linear(w, f"h.{i}.attn.c_proj", attended.transpose(1, 2).reshape(b, t, -1))
         inner = F.gelu(linear(w, f"h.{i}.mlp.c_fc", norm(w, f"h.{i}.ln_2", x)), approximate="tanh")
         x = x + linear(w, f"h.{i}.mlp.c_proj", inner)
-    logits = F.linear(norm(w, "ln_f", x), w["wte.weight"])
-    return F.cross_entropy(logits.flatten(0, 1), targets_bt.flatten())
+    return norm(w, "ln_f", x), w["wte.weight"]
+
+
+def llama(model, w, tokens_bt):
+    b, t = tokens_bt.shape
+    heads, key_heads, width = model["heads"], model["key_heads"], model["width"] // model["heads"]
+    speeds = 1.0 / 10000.0 ** (torch.arange(0, width, 2).float() / width)
+    angles = torch.outer(torch.arange(t).float(), speeds).repeat(1, 2)
+    cos, sin = angles.cos(), angles.sin()
+    x = F.embedding(tokens_bt, w["embed_tokens.weight"])
+    for i in range(model["layers"]):
+        p = f"layers.{i}"
+        normed = rms_norm(w, f"{p}.input_layernorm", x)
+        q, k, v = (
+            F.linear(normed, w[f"{p}.self_attn.{part}_proj.weight"]).view(b, t, n, width).transpose(1, 2)
+            for part, n in (("q", heads), ("k", key_heads), ("v", key_heads)))
+        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + F.linear(attended.transpose(1, 2).reshape(b, t, -1), w[f"{p}.self_attn.o_proj.weight"])
+        normed = rms_norm(w, f"{p}.post_attention_layernorm", x)
+        gate, up = (F.linear(normed, w[f"{p}.mlp.{part}_proj.weight"]) for part in ("gate", "up"))
+        x = x + F.linear(F.silu(gate) * up, w[f"{p}.mlp.down_proj.weight"])
+    return rms_norm(w, "norm", x), w["embed_tokens.weight"]
+
+
+def rotated(x, cos, sin):
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def rms_norm(w, name, x):
+    return F.rms_norm(x, x.shape[-1:], w[f"{name}.weight"], 1e-5)
 
 
 def norm(w, name, x):

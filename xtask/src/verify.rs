@@ -65,16 +65,19 @@ impl Step {
             }
             Self::Clippy => {
                 ensure("clippy", "cargo clippy --version", "rustup component add clippy")?;
-                run_tool(&mut tool("cargo clippy --workspace --all-targets --locked -- -D warnings"))
+                run_tool(&mut tool(
+                    "cargo clippy --workspace --all-targets --all-features --locked -- -D warnings",
+                ))
             }
             Self::Tests => {
                 let install = "cargo install cargo-nextest --locked";
                 ensure("cargo-nextest (the test runner)", "cargo nextest --version", install)?;
-                run_tool(&mut tool("cargo nextest run --workspace --locked"))
+                run_tool(&mut tool("cargo nextest run --workspace --all-features --locked"))
             }
-            Self::Doctests => run_tool(&mut tool("cargo test --doc --workspace --locked")),
+            Self::Doctests => run_tool(&mut tool("cargo test --doc --workspace --all-features --locked")),
             Self::Docs => {
-                let mut docs = tool("cargo doc --no-deps --workspace --document-private-items --locked");
+                let mut docs =
+                    tool("cargo doc --no-deps --workspace --all-features --document-private-items --locked");
                 run_tool(docs.env("RUSTDOCFLAGS", "-D warnings"))
             }
             Self::Licences => licences::check(),

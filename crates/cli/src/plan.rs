@@ -9,9 +9,9 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use starling_corpus::{CorpusFolder, DataConfig, Tokeniser, World};
-use starling_model::gpt2::Unit;
 use starling_model::pipeline::{self, StagePlan};
 use starling_model::run::{Precision, Run};
+use starling_model::transformer::Unit;
 
 use crate::train;
 use crate::units::Link;
@@ -185,6 +185,7 @@ fn square_cube(out: &mut String, run: &Run, arguments: &Arguments) -> Result<()>
         let mut wider = run.clone();
         wider.model.width *= factor;
         wider.model.inner = wider.model.inner.map(|inner| inner * factor);
+        wider.model.head_width = wider.model.head_width.map(|width| width * factor);
         if !wider.problems().is_empty() {
             break;
         }

@@ -30,7 +30,7 @@ pub struct Weights {
 
 enum Source {
     Checkpoint(Box<Checkpoint>),
-    Pretrained(Pretrained),
+    Pretrained(Box<Pretrained>),
 }
 
 impl Weights {
@@ -65,7 +65,7 @@ impl Weights {
             );
         }
         let run = Run { model: pretrained.model.clone(), ..Run::default() };
-        Ok(Weights { name, run, vocabulary, tokeniser, source: Source::Pretrained(pretrained) })
+        Ok(Weights { name, run, vocabulary, tokeniser, source: Source::Pretrained(Box::new(pretrained)) })
     }
 
     /// A run of this model, with its weights in it.

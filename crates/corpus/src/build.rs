@@ -12,6 +12,8 @@ pub mod import;
 mod inputs;
 mod output;
 mod parallel;
+#[cfg(feature = "parquet")]
+mod parquet;
 mod records;
 mod sample;
 mod site;

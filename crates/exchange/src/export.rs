@@ -9,7 +9,7 @@ use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 use starling_model::checkpoint::{Checkpoint, RestoreError};
 
-use crate::gpt2;
+use crate::family;
 use crate::numbers::{Format, to_file};
 
 /// Bytes of one file of weights, as `transformers` cuts them.
@@ -32,7 +32,7 @@ pub fn export(checkpoint: &Checkpoint, what: &Export<'_>, folder: &Path) -> Resu
     }
     let manifest = &checkpoint.manifest;
     let architecture = manifest.run.model.architecture(manifest.definition.vocabulary);
-    let config = gpt2::config(&architecture, what.end_of_text, what.format.name());
+    let config = family::config(&architecture, what.end_of_text, what.format.name());
     let config = config.ok_or_else(|| ExportError::Activation(format!("{:?}", architecture.activation)))?;
     let mut name = folder.as_os_str().to_os_string();
     name.push(".writing");
@@ -40,7 +40,7 @@ pub fn export(checkpoint: &Checkpoint, what: &Export<'_>, folder: &Path) -> Resu
     let _ = fs::remove_dir_all(&aside); // What a crash has left.
     let trouble = |source| ExportError::Write { path: aside.clone(), source };
     fs::create_dir_all(&aside).map_err(trouble)?;
-    let written = write_all(checkpoint, what, &gpt2::tensors(&architecture), &config, &aside)
+    let written = write_all(checkpoint, what, &family::tensors(&architecture), &config, &aside)
         .and_then(|()| fs::rename(&aside, folder).map_err(trouble));
     if written.is_err() {
         let _ = fs::remove_dir_all(&aside);

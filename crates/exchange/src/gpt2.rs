@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 use starling_model::config::{Architecture, Family, ModelConfig};
 use starling_model::engine::Activation;
 
+use crate::family::Refused;
+
 /// What of a `config.json` matters to us; the rest is about training, sampling or other frameworks.
 #[derive(Deserialize)]
 #[serde(default)]
@@ -55,7 +57,7 @@ impl Default for Config {
 
 impl Config {
     /// The model that it describes, and its vocabulary; or the field that is not implemented, and its value.
-    pub(crate) fn resolve(self) -> Result<(ModelConfig, usize), (&'static str, String)> {
+    pub(crate) fn resolve(self) -> Result<(ModelConfig, usize), Refused> {
         let activation = match self.activation_function.as_str() {
             "gelu" => Activation::Gelu,
             "gelu_new" | "gelu_pytorch_tanh" => Activation::GeluNew,
@@ -77,7 +79,7 @@ impl Config {
             layers: self.n_layer,
             heads: self.n_head,
             inner: self.n_inner,
-            activation,
+            activation: Some(activation).filter(|&activation| activation != Activation::GeluNew),
             tied: self.tie_word_embeddings,
             share_every: 1,
             dropout: self.resid_pdrop,
@@ -85,39 +87,15 @@ impl Config {
             attention_dropout: other(self.attn_pdrop),
             norm_epsilon: self.layer_norm_epsilon,
             init_std: self.initializer_range,
+            ..ModelConfig::default()
         };
         Ok((model, self.vocab_size))
     }
 }
 
-/// The name that a tensor of a file has as a parameter; none if it is no parameter: the mask of causal attention, and the
-/// output layer of a model that has none of its own.
-pub(crate) fn parameter_of(tensor: &str, tied: bool) -> Option<&str> {
-    let name = tensor.strip_prefix("transformer.").unwrap_or(tensor);
-    let mask =
-        name.starts_with("h.") && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"));
-    let borrowed = tied && name == "lm_head.weight";
-    (!mask && !borrowed).then_some(name)
-}
-
-/// The tensors of a file: their names, and the parameters that they are. Layers that share their weights are written out.
-pub(crate) fn tensors(architecture: &Architecture) -> Vec<(String, String)> {
-    let mut tensors = Vec::new();
-    for unit in architecture.units() {
-        for parameter in architecture.parameters(unit) {
-            let name = match (unit, parameter.name.strip_prefix("h.").and_then(|rest| rest.split_once('.'))) {
-                (starling_model::gpt2::Unit::Block(layer), Some((_, rest))) => {
-                    format!("transformer.h.{layer}.{rest}")
-                }
-                _ if parameter.name == "lm_head.weight" => parameter.name.clone(),
-                _ => format!("transformer.{}", parameter.name),
-            };
-            if !tensors.iter().any(|(known, _)| *known == name) {
-                tensors.push((name, parameter.name));
-            }
-        }
-    }
-    tensors
+/// Whether a tensor is a mask of causal attention: old files hold it.
+pub(crate) fn is_no_parameter(name: &str) -> bool {
+    name.starts_with("h.") && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"))
 }
 
 /// The `config.json` of a model; none if `transformers` knows no such activation.
@@ -166,14 +144,5 @@ mod tests {
             refused(r#"{"scale_attn_by_inverse_layer_idx": true}"#),
             Some(("scale_attn_by_inverse_layer_idx", "true".into()))
         );
-    }
-
-    #[test]
-    fn tensors_are_named_with_and_without_the_prefix_and_masks_are_passed_over() {
-        assert_eq!(parameter_of("transformer.h.3.ln_1.weight", true), Some("h.3.ln_1.weight"));
-        assert_eq!(parameter_of("h.3.attn.c_attn.bias", true), Some("h.3.attn.c_attn.bias"));
-        assert_eq!(parameter_of("h.3.attn.bias", true), None);
-        assert_eq!(parameter_of("lm_head.weight", true), None);
-        assert_eq!(parameter_of("lm_head.weight", false), Some("lm_head.weight"));
     }
 }

@@ -11,7 +11,7 @@ use starling_model::config::ModelConfig;
 use starling_model::engine::Dtype;
 use starling_model::stage::{Stage, StageError, State};
 
-use crate::gpt2;
+use crate::family;
 use crate::numbers::to_model;
 
 /// A `config.json` or an index is small; more than this is something else.
@@ -57,13 +57,10 @@ impl Pretrained {
         if !head.quantization_config.is_null() {
             return Err(refuse("quantization_config", "a quantised model".into()));
         }
-        let (model, vocabulary) = match head.model_type.as_deref() {
-            Some("gpt2") => {
-                let config: gpt2::Config = serde_json::from_str(&text).map_err(trouble)?;
-                config.resolve().map_err(|(field, value)| refuse(field, value))?
-            }
-            other => return Err(refuse("model_type", other.unwrap_or("nothing").into())),
-        };
+        let model_type = head.model_type.as_deref().unwrap_or("nothing");
+        let resolved = family::resolve(model_type, &text);
+        let resolved = resolved.ok_or_else(|| refuse("model_type", model_type.into()))?.map_err(trouble)?;
+        let (model, vocabulary) = resolved.map_err(|(field, value)| refuse(field, value))?;
         if let Some(problem) = model.problems().into_iter().next() {
             return Err(refuse(&problem.key, problem.message));
         }
@@ -73,7 +70,7 @@ impl Pretrained {
         let mut parameters = BTreeMap::new();
         for (number, (path, file)) in files.iter().enumerate() {
             for name in tensors_of(path, file)?.names() {
-                if let Some(parameter) = gpt2::parameter_of(name, model.tied) {
+                if let Some(parameter) = family::parameter_of(model.family, name, model.tied) {
                     parameters.insert(parameter.to_string(), (number, name.to_string()));
                 }
             }

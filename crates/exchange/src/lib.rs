@@ -3,7 +3,7 @@
 //! [`Pretrained::open`] reads such a folder, and puts its weights into stages; [`export()`] writes one. What a config says that
 //! changes the mathematics and is not implemented is refused by name; what is only about how it is run is passed over.
 //!
-//! A family is a file of its own ([`gpt2`]): which fields of `config.json` mean what, and which tensor is which parameter.
+//! A family is a file of its own (`gpt2`, `llama`): which fields of `config.json` mean what. `family` has what they share.
 //!
 //! ```no_run
 //! use starling_exchange::Pretrained;
@@ -23,8 +23,10 @@
 
 mod bytes;
 mod export;
-pub mod gpt2;
+mod family;
+mod gpt2;
 mod import;
+mod llama;
 mod numbers;
 
 pub use bytes::{END_OF_TEXT, byte_tokeniser};

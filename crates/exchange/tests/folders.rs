@@ -7,7 +7,7 @@ use starling_corpus::{DataConfig, SyntheticConfig, Tokeniser};
 use starling_exchange::{Export, ExportError, Format, ImportError, Pretrained, export};
 use starling_model::batch;
 use starling_model::checkpoint::{self, Checkpoint, Progress};
-use starling_model::config::ModelConfig;
+use starling_model::config::{Family, ModelConfig, Rope, RopeScaling};
 use starling_model::pipeline::{self, Stages};
 use starling_model::run::{Run, TrainConfig};
 use starling_model::stage::{Output, Want};
@@ -24,6 +24,20 @@ fn model() -> ModelConfig {
         init_std: 0.3,
         dropout: 0.1,
         ..Default::default()
+    }
+}
+
+fn llama() -> ModelConfig {
+    let scaling = Some(RopeScaling::Llama3 { factor: 4.0, low: 1.0, high: 4.0, context: 8 });
+    ModelConfig {
+        family: Family::Llama,
+        heads: 4,
+        key_heads: Some(2),
+        head_width: Some(10),
+        rope: Some(Rope { theta: 100.0, scaling }),
+        attention_bias: true,
+        dropout: 0.0,
+        ..model()
     }
 }
 
@@ -57,8 +71,11 @@ fn logits(stages: &Stages) -> Vec<f32> {
 
 #[test]
 fn a_model_comes_back_bit_for_bit_however_it_is_cut_and_tied() {
-    for tied in [true, false] {
-        let (model, folder) = (ModelConfig { tied, ..model() }, tempfile::tempdir().unwrap());
+    for model in [true, false]
+        .into_iter()
+        .flat_map(|tied| [ModelConfig { tied, ..model() }, ModelConfig { tied, mlp_bias: tied, ..llama() }])
+    {
+        let folder = tempfile::tempdir().unwrap();
         let pretrained = Pretrained::open(&exported(&model, Format::F32, folder.path())).unwrap();
         assert_eq!((&pretrained.model, pretrained.vocabulary), (&model, VOCABULARY));
         let mut back = stages(&model, 77, 3);
@@ -70,11 +87,13 @@ fn a_model_comes_back_bit_for_bit_however_it_is_cut_and_tied() {
 
 #[test]
 fn layers_that_share_their_weights_are_written_out() {
-    let (model, folder) = (ModelConfig { share_every: 2, ..model() }, tempfile::tempdir().unwrap());
-    let pretrained = Pretrained::open(&exported(&model, Format::F32, folder.path())).unwrap();
-    let mut back = stages(&pretrained.model, 77, 1);
-    pretrained.put_into(&mut back).unwrap();
-    assert_eq!(logits(&back), logits(&stages(&model, 5, 1)));
+    for model in [model(), llama()] {
+        let (model, folder) = (ModelConfig { share_every: 2, ..model }, tempfile::tempdir().unwrap());
+        let pretrained = Pretrained::open(&exported(&model, Format::F32, folder.path())).unwrap();
+        let mut back = stages(&pretrained.model, 77, 1);
+        pretrained.put_into(&mut back).unwrap();
+        assert_eq!(logits(&back), logits(&stages(&model, 5, 1)));
+    }
 }
 
 #[test]

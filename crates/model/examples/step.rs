@@ -1,4 +1,4 @@
-//! Starling's side of `cargo xtask bench step`: trains a GPT-2 on given batches, some steps at a time, when it is told to.
+//! Starling's side of `cargo xtask bench step`: trains a model on given batches, some steps at a time, when it is told to.
 //!
 //! ```text
 //! reads   DIR/job.json     {model, optimiser, batch, steps, threads}

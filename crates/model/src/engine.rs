@@ -1,6 +1,6 @@
 //! The lower level of compute: about ten fused operations with explicit backward, on buffers that the engine owns.
 //!
-//! Models are written once on these operations ([`crate::gpt2`]); an engine is written once for all models.
+//! Models are written once on these operations ([`crate::transformer`]); an engine is written once for all models.
 //! The operations are coarse enough to be fast (a fused kernel each) and few enough to be written twice: the
 //! [`naive`] engine is the second implementation of every one, and the judge of all others.
 //!
@@ -11,7 +11,7 @@
 //! - applying an update uses + − × ÷ √ only, without contraction.
 //!
 //! Legend for shapes: `b` rows (samples), `t` columns (positions), `n = b·t`, `d` width, `f` inner width,
-//! `h` heads, `v` vocabulary.
+//! `h` heads, `k` heads of keys and values, `w` width of a head, `v` vocabulary.
 
 pub mod cpu;
 pub mod emulated;
@@ -83,10 +83,14 @@ pub struct Work {
     pub shape: Shape,
     /// Of the residual stream.
     pub width: usize,
-    /// Of the feed-forward part.
+    /// Of the feed-forward part: what goes into its activation, for each token.
     pub inner: usize,
     /// Of attention.
     pub heads: usize,
+    /// Of attention's keys and values.
+    pub key_heads: usize,
+    /// Of one of them.
+    pub head_width: usize,
     /// Of the head; 0 without one.
     pub vocabulary: usize,
 }
@@ -98,28 +102,32 @@ impl Work {
     }
 }
 
-/// Where a layer normalisation's gain and bias stand in a flat buffer.
+/// Where a normalisation's gain and bias stand in a flat buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm {
     /// Gain, `d`.
     pub weight: Span,
-    /// Bias, `d`.
+    /// Bias, `d`, right behind the gain; empty in one that is not centred.
     pub bias: Span,
     /// Added to the variance.
     pub epsilon: f64,
+    /// Whether a row's mean is taken away (LayerNorm) or not (RMSNorm).
+    pub centred: bool,
 }
 
-/// Where a linear layer's weight (`inputs` × `outputs`, rows are inputs) and bias stand in a flat buffer.
+/// Where a linear layer's weight and bias stand in a flat buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Linear {
-    /// Weight, inputs × outputs.
+    /// Weight.
     pub weight: Span,
-    /// Bias, outputs.
+    /// Bias, outputs; empty if it has none.
     pub bias: Span,
     /// Width of the input.
     pub inputs: usize,
     /// Width of the output.
     pub outputs: usize,
+    /// How the weight is stored: a row for each output, or (GPT-2's way) a row for each input.
+    pub row_per_output: bool,
 }
 
 /// What stands between two linear layers.
@@ -132,6 +140,16 @@ pub enum Activation {
     Gelu,
     /// GPT-2's GELU, with the hyperbolic tangent.
     GeluNew,
+    /// Llama's: the first half of a row, x·σ(x) of it, times the second half.
+    #[serde(rename = "swiglu")]
+    SwiGlu,
+}
+
+impl Activation {
+    /// Elements that go in for each that comes out.
+    pub fn takes(self) -> usize {
+        if self == Activation::SwiGlu { 2 } else { 1 }
+    }
 }
 
 /// Causal self-attention over `heads` heads of width `head_width`, inside documents.
@@ -139,10 +157,42 @@ pub enum Activation {
 pub struct Attention<'a> {
     /// Number of heads.
     pub heads: usize,
+    /// Number of heads that keys and values have; each serves as many heads in a row.
+    pub key_heads: usize,
     /// Width of one head.
     pub head_width: usize,
     /// For each token the number of its document in its row; attention stays inside a document.
     pub documents: &'a [u32],
+}
+
+impl Attention<'_> {
+    /// Elements of a token's queries, and of the result.
+    pub fn width(&self) -> usize {
+        self.heads * self.head_width
+    }
+
+    /// Elements of a token's keys, and of its values.
+    pub fn key_width(&self) -> usize {
+        self.key_heads * self.head_width
+    }
+
+    /// Elements of a token's queries, keys and values.
+    pub fn qkv_width(&self) -> usize {
+        self.width() + 2 * self.key_width()
+    }
+
+    /// The head of keys and values that serves a head.
+    pub fn key_head(&self, head: usize) -> usize {
+        head / (self.heads / self.key_heads)
+    }
+
+    /// Where the queries (0), keys (1) or values (2) of a head begin in a token's row.
+    pub fn place(&self, which: usize, head: usize) -> usize {
+        match which {
+            0 => head * self.head_width,
+            _ => (self.heads + (which - 1) * self.key_heads + self.key_head(head)) * self.head_width,
+        }
+    }
 }
 
 /// The target of a position that carries no loss.
@@ -190,7 +240,7 @@ pub trait Engine: Send + Sync + 'static {
     /// Σ x² in f64, in an order that is the engine's own and depends on the number of elements alone.
     fn sum_of_squares(&self, buffer: &Self::Buffer, span: Span) -> f64;
 
-    /// `out[n,d] = dropout(table[token] + positions[position])`.
+    /// `out[n,d] = dropout(table[token] + positions[position])`, where there is a table of positions.
     fn embed(
         &self,
         shape: Shape,
@@ -199,10 +249,10 @@ pub trait Engine: Send + Sync + 'static {
         positions: &[u32],
         weights: &Self::Buffer,
         table: Span,
-        position_table: Span,
+        position_table: Option<Span>,
         dropout: Dropout<'_>,
     ) -> Self::Buffer;
-    /// Adds to the gradients of both tables.
+    /// Adds to the gradients of the tables.
     fn embed_backward(
         &self,
         shape: Shape,
@@ -213,7 +263,7 @@ pub trait Engine: Send + Sync + 'static {
         d_out: &Self::Buffer,
         grads: &mut Self::Buffer,
         table: Span,
-        position_table: Span,
+        position_table: Option<Span>,
     );
 
     /// `out[n,outputs] = norm(x)·W + bias`.
@@ -239,7 +289,12 @@ pub trait Engine: Send + Sync + 'static {
         grad_linear: Linear,
     );
 
-    /// `qkv[n,3·h·w]` to `out[n,h·w]`, with dropout on the attention weights. Never keeps anything of size t².
+    /// Turns queries and keys of `qkv[n,(h+2k)·w]` by their positions, in place: elements i and i + w/2 of a head by the
+    /// angle whose cosine and sine are elements i and i + w/2 of the token's row in `rotation[n,w]`. `back` undoes it, and
+    /// so turns gradients.
+    fn rotate(&self, attention: Attention<'_>, rotation: &Self::Buffer, qkv: &mut Self::Buffer, back: bool);
+
+    /// `qkv[n,(h+2k)·w]` to `out[n,h·w]`, with dropout on the attention weights. Never keeps anything of size t².
     fn attention(
         &self,
         shape: Shape,
@@ -259,10 +314,10 @@ pub trait Engine: Send + Sync + 'static {
         d_out: &Self::Buffer,
     ) -> Self::Buffer;
 
-    /// Puts the keys and values of a text's next tokens (`qkv[n,3·h·w]`), of which `known` came before, into `memory`:
-    /// 2·h·w elements for each token that there will ever be.
+    /// Puts the keys and values of a text's next tokens (`qkv[n,(h+2k)·w]`), of which `known` came before, into `memory`:
+    /// 2·k·w elements for each token that there will ever be.
     fn remember(&self, attention: Attention<'_>, qkv: &Self::Buffer, known: usize, memory: &mut Self::Buffer);
-    /// What the last of `known` tokens, all of them remembered, attends to: `qkv[1,3·h·w]` to `out[1,h·w]`.
+    /// What the last of `known` tokens, all of them remembered, attends to: `qkv[1,(h+2k)·w]` to `out[1,h·w]`.
     fn recall(
         &self,
         attention: Attention<'_>,
@@ -271,7 +326,7 @@ pub trait Engine: Send + Sync + 'static {
         memory: &Self::Buffer,
     ) -> Self::Buffer;
 
-    /// `out = residual + dropout(activation(x)·W + bias)`.
+    /// `out = residual + dropout(activation(x)·W + bias)`; `x` has as many elements as the activation takes.
     fn linear_residual(
         &self,
         shape: Shape,
@@ -334,7 +389,7 @@ pub trait Engine: Send + Sync + 'static {
     /// Elements that are at work on one microbatch, besides its gradient and what is kept.
     fn working_elements(&self, work: Work) -> u128 {
         // Backward of the feed-forward part: its input, what becomes active of it, slopes, gradients of both.
-        work.tokens() * 4 * (work.inner + work.width) as u128
+        work.tokens() * 4 * (work.inner + work.width.max(work.heads * work.head_width)) as u128
     }
 
     /// One update of the parameter at `span`: weights and moments in place, from `gradient[gradient_span]`.

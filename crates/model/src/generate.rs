@@ -105,7 +105,7 @@ fn choose(logits: &[f32], choice: Choice, draw: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ModelConfig;
+    use crate::config::{Family, ModelConfig};
     use crate::optimiser::OptimiserConfig;
     use crate::pipeline;
     use crate::run::TrainConfig;
@@ -144,9 +144,22 @@ mod tests {
     #[test]
     fn a_text_goes_on_as_if_all_of_it_were_read_again() {
         let context = 24;
-        for (device, stages) in [("naive", 1), ("cpu", 1), ("cpu", 3)] {
-            let model =
-                ModelConfig { context, width: 40, layers: 3, heads: 5, init_std: 0.3, ..Default::default() };
+        let gpt2 =
+            || ModelConfig { context, width: 40, layers: 3, heads: 5, init_std: 0.3, ..Default::default() };
+        let llama = || ModelConfig {
+            family: Family::Llama,
+            heads: 6,
+            key_heads: Some(2),
+            head_width: Some(10),
+            ..gpt2()
+        };
+        for (model, device, stages) in [
+            (gpt2(), "naive", 1),
+            (gpt2(), "cpu", 1),
+            (gpt2(), "cpu", 3),
+            (llama(), "naive", 1),
+            (llama(), "cpu", 3),
+        ] {
             let train =
                 TrainConfig { stages, device: device.parse().unwrap(), threads: 2, ..Default::default() };
             let rule = OptimiserConfig::default().rule();

@@ -31,7 +31,7 @@
 //! ```
 //!
 //! # Concepts
-//! - A model is a list of **units**: embedding, blocks, head ([`gpt2`]). A **stage** ([`stage::Stage`]) is a
+//! - A model is a list of **units**: embedding, blocks, head ([`transformer`]). A **stage** ([`stage::Stage`]) is a
 //!   contiguous run of them, with its own weights in a flat, named [`layout`].
 //! - An **engine** ([`engine::Engine`]) computes about ten fused operations, forward and backward; models are
 //!   written once on these, and engines know no model. [`engine::naive`] is obvious, and judges the others.
@@ -41,7 +41,7 @@
 //! - A **commit** ([`stage::Commit`]) carries the constants of an update; applying it is deterministic.
 //!
 //! # Modules, in reading order
-//! [`mod@reference`] (the loop), [`stage`] (what a stage promises), [`local`] (how it is kept), [`gpt2`], [`engine`],
+//! [`mod@reference`] (the loop), [`stage`] (what a stage promises), [`local`] (how it is kept), [`transformer`], [`engine`],
 //! [`lots`] and [`reduce`], [`optimiser`], [`random`] (counter-based), [`run`] (the run file), [`config`],
 //! [`checkpoint`], and the small ones: [`pipeline`], [`batch`], [`cut`], [`layout`], [`generate`], [`memory`].
 //!
@@ -54,7 +54,6 @@ pub mod cut;
 pub mod device;
 pub mod engine;
 pub mod generate;
-pub mod gpt2;
 pub mod holding;
 pub mod layout;
 pub mod local;
@@ -67,6 +66,7 @@ pub mod reduce;
 pub mod reference;
 pub mod run;
 pub mod stage;
+pub mod transformer;
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]

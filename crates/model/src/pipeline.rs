@@ -12,13 +12,13 @@ use crate::engine::cpu::{Cpu, CpuError};
 use crate::engine::emulated::Emulated;
 use crate::engine::naive::Naive;
 use crate::engine::{Engine, Shape};
-use crate::gpt2::Unit;
 use crate::holding::worker_bytes;
 use crate::local::{LocalStage, Units};
 use crate::memory;
 use crate::optimiser::Rule;
 use crate::run::{Precision, Reduce, TrainConfig};
 use crate::stage::{Hidden, Input, Keep, Loss, Memory, Meta, Microbatch, Output, Stage, StageError, Want};
+use crate::transformer::Unit;
 
 /// The stages of a model, in order.
 pub type Stages = Vec<Box<dyn Stage>>;

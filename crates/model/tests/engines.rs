@@ -8,23 +8,24 @@ use starling_model::engine::{Activation, Attention, Engine, Linear, NO_TARGET, N
 use starling_model::optimiser::{Rule, Update};
 use starling_model::random::{Dropout, normals};
 
-/// Rows, columns, heads, width of a head, inner width, vocabulary.
-const SHAPES: [[usize; 6]; 9] = [
-    [1, 1, 1, 1, 1, 1],
-    [2, 1, 3, 5, 7, 11],
-    [3, 5, 2, 3, 17, 19],
-    [2, 47, 1, 16, 33, 300],
-    [1, 48, 2, 8, 15, 513],
-    [2, 49, 3, 7, 64, 40],
-    [1, 131, 2, 24, 600, 257],
-    [5, 70, 1, 40, 80, 31],
-    [0, 8, 2, 4, 8, 12],
+/// Rows, columns, heads, heads of keys and values, width of a head, inner width, vocabulary.
+const SHAPES: [[usize; 7]; 9] = [
+    [1, 1, 1, 1, 1, 1, 1],
+    [2, 1, 3, 1, 5, 7, 11],
+    [3, 5, 2, 2, 3, 17, 19],
+    [2, 47, 1, 1, 16, 33, 300],
+    [1, 48, 2, 1, 8, 15, 513],
+    [2, 49, 6, 2, 7, 64, 40],
+    [1, 131, 2, 2, 24, 600, 257],
+    [5, 70, 1, 1, 40, 80, 31],
+    [0, 8, 4, 2, 4, 8, 12],
 ];
 
 /// One problem of every operation, its numbers drawn by name.
 struct Case {
     shape: Shape,
     heads: usize,
+    key_heads: usize,
     head_width: usize,
     inner: usize,
     vocabulary: usize,
@@ -35,10 +36,11 @@ struct Case {
 }
 
 fn cases() -> impl Iterator<Item = Case> {
-    SHAPES.into_iter().flat_map(|[rows, columns, heads, head_width, inner, vocabulary]| {
+    SHAPES.into_iter().flat_map(|[rows, columns, heads, key_heads, head_width, inner, vocabulary]| {
         [(0.0, 1.0), (0.3, 1.0), (0.0, 30.0)].map(|(rate, scale)| Case {
             shape: Shape { rows, columns },
             heads,
+            key_heads,
             head_width,
             inner,
             vocabulary,
@@ -94,24 +96,34 @@ impl Case {
             results.push((name, values));
         };
         let (tokens, d, f, shape) = (self.shape.tokens(), self.width(), self.inner, self.shape);
-        let (norm, linear, len) = norm_and_linear(d, f);
-        let weights = upload(numbers("weights", len, 0.5));
         let x = upload(numbers("x", tokens * d, self.scale));
-
-        let (out, kept) = engine.norm_linear(&x, &weights, norm, linear);
-        note("norm_linear", &out);
         let d_out = upload(numbers("d", tokens * f, 1.0));
-        let (mut d_x, mut grads) =
-            (upload(numbers("before", tokens * d, 1.0)), upload(numbers("g", len, 1.0)));
-        engine.norm_linear_backward(
-            &x, &kept, &weights, norm, linear, &d_out, &mut d_x, &mut grads, norm, linear,
-        );
-        note("norm_linear d_x", &d_x);
-        note("norm_linear grads", &grads);
+        for (norm, linear, len) in [norm_and_linear(d, f), rms_norm_and_linear(d, f)] {
+            let weights = upload(numbers("weights", len, 0.5));
+            let (out, kept) = engine.norm_linear(&x, &weights, norm, linear);
+            note("norm_linear", &out);
+            let (mut d_x, mut grads) =
+                (upload(numbers("before", tokens * d, 1.0)), upload(numbers("g", len, 1.0)));
+            engine.norm_linear_backward(
+                &x, &kept, &weights, norm, linear, &d_out, &mut d_x, &mut grads, norm, linear,
+            );
+            note("norm_linear d_x", &d_x);
+            note("norm_linear grads", &grads);
+        }
 
-        let attention =
-            Attention { heads: self.heads, head_width: self.head_width, documents: &self.documents };
-        let qkv = upload(numbers("qkv", tokens * 3 * d, self.scale));
+        let attention = Attention {
+            heads: self.heads,
+            key_heads: self.key_heads,
+            head_width: self.head_width,
+            documents: &self.documents,
+        };
+        let mut qkv = upload(numbers("qkv", tokens * attention.qkv_width(), self.scale));
+        if self.head_width.is_multiple_of(2) {
+            // No angles: an operation that only multiplies and adds does not ask where its numbers come from.
+            let rotation = upload(numbers("rotation", tokens * self.head_width, 0.7));
+            engine.rotate(attention, &rotation, &mut qkv, self.rate > 0.0);
+            note("rotate", &qkv);
+        }
         let (out, kept) = engine.attention(shape, attention, &qkv, self.dropout());
         note("attention", &out);
         let d_attended = upload(numbers("d", tokens * d, 1.0));
@@ -123,7 +135,14 @@ impl Case {
             (Activation::Identity, "linear", "linear d_x"),
             (Activation::Gelu, "gelu", "gelu d_x"),
             (Activation::GeluNew, "gelu_new", "gelu_new d_x"),
+            (Activation::SwiGlu, "swiglu", "swiglu d_x"),
         ] {
+            let (_, linear, len) = match activation {
+                Activation::SwiGlu => rms_norm_and_linear(d, f),
+                _ => norm_and_linear(d, f),
+            };
+            let weights = upload(numbers("weights", len, 0.5));
+            let x = upload(numbers("x", tokens * activation.takes() * d, self.scale));
             let residual = upload(numbers("residual", tokens * f, 1.0));
             let (out, kept) =
                 engine.linear_residual(shape, activation, &x, &weights, linear, self.dropout(), &residual);
@@ -145,6 +164,7 @@ impl Case {
             note("linear grads", &grads);
         }
 
+        let (norm, ..) = norm_and_linear(d, f);
         let table = span(2 * d, self.vocabulary * d);
         let weights = upload(numbers("head", 2 * d + table.len, self.scale));
         let target = |n: usize| if n % 5 == 3 { NO_TARGET } else { (n * 7 % self.vocabulary) as u32 };
@@ -163,9 +183,10 @@ impl Case {
         let places = span(self.vocabulary * d, shape.columns * d);
         let words = span(0, self.vocabulary * d);
         let tables = upload(numbers("tables", words.len + places.len, 1.0));
+        let places = Some(places).filter(|_| self.scale == 1.0);
         let embedded = engine.embed(shape, d, &ids, &positions, &tables, words, places, self.dropout());
         note("embed", &embedded);
-        let mut grads = engine.zeros(words.len + places.len);
+        let mut grads = engine.zeros(words.len + shape.columns * d);
         engine.embed_backward(
             shape,
             d,
@@ -185,9 +206,17 @@ impl Case {
 }
 
 fn norm_and_linear(d: usize, f: usize) -> (Norm, Linear, usize) {
-    let norm = Norm { weight: span(0, d), bias: span(d, d), epsilon: 1e-5 };
-    let linear = Linear { weight: span(2 * d, d * f), bias: span(2 * d + d * f, f), inputs: d, outputs: f };
+    let norm = Norm { weight: span(0, d), bias: span(d, d), epsilon: 1e-5, centred: true };
+    let (weight, bias) = (span(2 * d, d * f), span(2 * d + d * f, f));
+    let linear = Linear { weight, bias, inputs: d, outputs: f, row_per_output: false };
     (norm, linear, 2 * d + d * f + f)
+}
+
+/// As Llama has them.
+fn rms_norm_and_linear(d: usize, f: usize) -> (Norm, Linear, usize) {
+    let norm = Norm { weight: span(0, d), bias: span(d, 0), epsilon: 1e-5, centred: false };
+    let (weight, bias) = (span(d, d * f), span(d + d * f, 0));
+    (norm, Linear { weight, bias, inputs: d, outputs: f, row_per_output: true }, d + d * f)
 }
 
 /// Against the naive engine in double precision: relative to the largest number of the result.
@@ -269,17 +298,23 @@ fn a_samples_activations_do_not_depend_on_its_microbatch() {
                     upload(&engine, &samples.iter().flat_map(of_sample).collect::<Vec<f64>>())
                 };
                 let documents = vec![0; shape.tokens()];
-                let attention = Attention { heads, head_width, documents: &documents };
+                let attention = Attention { heads, key_heads: 1, head_width, documents: &documents };
                 let (x, residual) = (of("x", d), of("residual", f));
                 let normed = engine.norm_linear(&x, &weights, norm, linear).0;
-                let attended = engine.attention(shape, attention, &of("qkv", 3 * d), dropout).0;
+                let attended =
+                    engine.attention(shape, attention, &of("qkv", attention.qkv_width()), dropout).0;
                 let act = Activation::GeluNew;
                 let out = engine.linear_residual(shape, act, &x, &weights, linear, dropout, &residual).0;
+                let (norm_, linear_, _) = rms_norm_and_linear(d, f);
+                let llamas = engine.norm_linear(&x, &weights, norm_, linear_).0;
+                let (act, wide) = (Activation::SwiGlu, of("wide", 2 * d));
+                let gated =
+                    engine.linear_residual(shape, act, &wide, &weights, linear_, dropout, &residual).0;
                 let all: Vec<usize> = (0..shape.tokens()).collect();
                 let table = span(2 * d, len.saturating_sub(2 * d) / d * d);
                 let logits = engine.head_logits(&x, &weights, norm, table, &all);
                 let last = samples.iter().position(|&sample| sample == 42).unwrap();
-                [&normed[..], &attended[..], &out[..], &logits].map(|values| {
+                [&normed[..], &attended[..], &out[..], &llamas[..], &gated[..], &logits].map(|values| {
                     let size = values.len() / samples.len();
                     values[last * size..(last + 1) * size].to_vec()
                 })

@@ -1,4 +1,4 @@
-//! Loss, gradients and updates of small GPT-2 models agree with PyTorch's (`golden/make_golden.py`).
+//! Loss, gradients and updates of small models of every family agree with PyTorch's (`golden/make_golden.py`).
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use starling_model::config::{Architecture, ModelConfig};
 use starling_model::engine::cpu::{Cpu, Isa};
 use starling_model::engine::naive::Naive;
-use starling_model::engine::{Activation, Dtype, Engine, NO_TARGET, Shape};
+use starling_model::engine::{Dtype, Engine, NO_TARGET, Shape};
 use starling_model::local::LocalStage;
 use starling_model::lots::{Lots, Node};
 use starling_model::optimiser::{Kind, OptimiserConfig};
@@ -17,7 +17,7 @@ use starling_model::stage::{Commit, Input, Keep, Meta, Microbatch, Output, Reduc
 
 #[derive(Deserialize)]
 struct Golden {
-    config: Config,
+    config: serde_json::Value,
     tokens: Vec<Vec<u32>>,
     targets: Vec<Vec<i64>>,
     documents: Option<Vec<Vec<u32>>>,
@@ -32,18 +32,6 @@ struct Golden {
 }
 
 #[derive(Deserialize)]
-struct Config {
-    vocabulary: usize,
-    context: usize,
-    width: usize,
-    heads: usize,
-    layers: usize,
-    share_every: usize,
-    tied: bool,
-    activation: Activation,
-}
-
-#[derive(Deserialize)]
 struct Tensor {
     data: Vec<f64>,
 }
@@ -55,11 +43,14 @@ struct Updated {
     weights: BTreeMap<String, Vec<f64>>,
 }
 
-const CASES: [&str; 4] = [
+const CASES: [&str; 7] = [
     include_str!("golden/tied_gelu_new.json"),
     include_str!("golden/untied_gelu.json"),
     include_str!("golden/shared_layers.json"),
     include_str!("golden/document_mask.json"),
+    include_str!("golden/llama.json"),
+    include_str!("golden/llama_untied_biases.json"),
+    include_str!("golden/llama_shared_layers.json"),
 ];
 
 fn cases() -> Vec<Golden> {
@@ -68,18 +59,13 @@ fn cases() -> Vec<Golden> {
 
 impl Golden {
     fn architecture(&self) -> Architecture {
-        let Config { context, width, heads, layers, share_every, tied, activation, .. } = self.config;
-        let config = ModelConfig {
-            context,
-            width,
-            heads,
-            layers,
-            share_every,
-            tied,
-            activation,
-            ..Default::default()
-        };
-        config.architecture(self.config.vocabulary)
+        // Besides a model's settings, the vocabulary, and whether documents are given.
+        let mut config = self.config.as_object().unwrap().clone();
+        let vocabulary = config.remove("vocabulary").unwrap().as_u64().unwrap();
+        config.remove("document_mask");
+        let config: ModelConfig = serde_json::from_value(config.into()).unwrap();
+        assert_eq!(config.problems(), []);
+        config.architecture(vocabulary as usize)
     }
 
     fn stage<E: Engine>(&self, engine: E, optimiser: &OptimiserConfig) -> LocalStage<E> {

@@ -1,5 +1,5 @@
 //! What a stage says it needs is what it takes: measured by an allocator that counts, and where the engine has memory of its
-//! own by the pages of the process.
+//! own by the pages of the process. And a step like those before it asks for nothing new.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 #![allow(unsafe_code, reason = "an allocator is unsafe by nature; this one only counts and passes on")]
 
@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use starling_model::config::ModelConfig;
+use starling_model::config::{Family, ModelConfig};
 use starling_model::engine::cpu::Cpu;
 use starling_model::engine::naive::Naive;
 use starling_model::engine::{Engine, Shape};
@@ -21,11 +21,13 @@ struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         PEAK.fetch_max(live, Ordering::Relaxed);
+        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
         unsafe { System.alloc(layout) }
     }
 
@@ -83,21 +85,28 @@ impl Meter for Pages {
 #[test]
 fn the_plan_is_near_the_peak() {
     if cfg!(target_os = "linux") {
-        check::<_, Pages>(|| Cpu::new(2).unwrap(), (96, 256, 3000), 0.05);
+        for family in [Family::Gpt2, Family::Llama] {
+            check::<_, Pages>(|| Cpu::new(2).unwrap(), family, (96, 256, 3000), 0.05);
+            nothing_is_allocated_in_a_steady_step(family);
+        }
     }
-    check::<_, Allocated>(|| Naive::<f32>::new(1).unwrap(), (32, 64, 300), 0.25);
+    check::<_, Allocated>(|| Naive::<f32>::new(1).unwrap(), Family::Gpt2, (32, 64, 300), 0.25);
 }
 
 fn check<E: Engine, M: Meter>(
     engine: impl Fn() -> E,
+    family: Family,
     (context, width, vocabulary): (usize, usize, usize),
     most: f64,
 ) {
-    for (layers, rows, in_flight, keep) in
-        [(2, 8, 1, Keep::All), (2, 8, 4, Keep::All), (4, 16, 3, Keep::Input), (6, 2, 1, Keep::Input)]
-    {
+    let cases = [(2, 8, 4, Keep::All), (4, 16, 3, Keep::Input), (2, 8, 1, Keep::All), (6, 2, 1, Keep::Input)];
+    // What keeps most is what a family changes.
+    let cases = &cases[..if family == Family::Gpt2 { 4 } else { 2 }];
+    for &(layers, rows, in_flight, keep) in cases {
         let meter = M::start();
-        let config = ModelConfig { context, width, layers, heads: 4, ..Default::default() };
+        let key_heads = (family == Family::Llama).then_some(2);
+        let config =
+            ModelConfig { family, context, width, layers, heads: 4, key_heads, ..Default::default() };
         let architecture = config.architecture(vocabulary);
         let shape = Shape { rows, columns: context };
         let units = 0..architecture.units().len();
@@ -111,9 +120,24 @@ fn check<E: Engine, M: Meter>(
         let ratio = planned as f64 / peak as f64;
         assert!(
             (ratio - 1.0).abs() <= most,
-            "{class}: {layers} layers, {rows} rows, {in_flight} in flight, {keep:?}: planned {planned}, took {peak}"
+            "{class}, {family:?}: {layers} layers, {rows} rows, {in_flight} in flight, {keep:?}: planned {planned}, took {peak}"
         );
     }
+}
+
+fn nothing_is_allocated_in_a_steady_step(family: Family) {
+    let config = ModelConfig { family, context: 96, width: 256, layers: 2, ..Default::default() };
+    let (architecture, shape) = (config.architecture(3000), Shape { rows: 8, columns: 96 });
+    let units = 0..architecture.units().len();
+    let rule = OptimiserConfig::default().rule();
+    let mut stage = LocalStage::new(Arc::new(Cpu::new(2).unwrap()), architecture, units, rule, 1);
+    (0..2).for_each(|_| step(&mut stage, 3000, shape, 2, Keep::All));
+    LARGEST.store(0, Ordering::Relaxed);
+    let mapped = Pages::read("VmSize");
+    step(&mut stage, 3000, shape, 2, Keep::All);
+    assert_eq!(Pages::read("VmSize"), mapped, "{family:?}: the engine's memory has grown");
+    let largest = LARGEST.load(Ordering::Relaxed);
+    assert!(largest <= 4096, "{family:?}: {largest} bytes were allocated in a step like those before it");
 }
 
 /// A step of a pipeline that is kept full, and an update: every buffer that a step can have.

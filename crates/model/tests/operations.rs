@@ -29,7 +29,7 @@ fn dropout(rate: f64) -> Dropout<'static> {
 }
 
 fn attention() -> Attention<'static> {
-    Attention { heads: 2, head_width: WIDTH / 2, documents: &DOCUMENTS }
+    Attention { heads: 2, key_heads: 2, head_width: WIDTH / 2, documents: &DOCUMENTS }
 }
 
 fn span(start: usize, len: usize) -> Span {
@@ -38,10 +38,19 @@ fn span(start: usize, len: usize) -> Span {
 
 /// A norm and a linear layer in one flat vector, and the vector's length.
 fn norm_linear() -> (Norm, Linear, usize) {
-    let norm = Norm { weight: span(0, WIDTH), bias: span(WIDTH, WIDTH), epsilon: 1e-5 };
+    let norm = Norm { weight: span(0, WIDTH), bias: span(WIDTH, WIDTH), epsilon: 1e-5, centred: true };
     let weight = span(2 * WIDTH, WIDTH * INNER);
     let bias = span(2 * WIDTH + WIDTH * INNER, INNER);
-    (norm, Linear { weight, bias, inputs: WIDTH, outputs: INNER }, 2 * WIDTH + WIDTH * INNER + INNER)
+    let linear = Linear { weight, bias, inputs: WIDTH, outputs: INNER, row_per_output: false };
+    (norm, linear, 2 * WIDTH + WIDTH * INNER + INNER)
+}
+
+/// The same as Llama has them: not centred, a row for each output, without biases.
+fn rms_norm_linear() -> (Norm, Linear, usize) {
+    let norm = Norm { weight: span(0, WIDTH), bias: span(WIDTH, 0), epsilon: 1e-5, centred: false };
+    let (weight, bias) = (span(WIDTH, WIDTH * INNER), span(WIDTH + WIDTH * INNER, 0));
+    let linear = Linear { weight, bias, inputs: WIDTH, outputs: INNER, row_per_output: true };
+    (norm, linear, WIDTH + WIDTH * INNER)
 }
 
 /// Compares a gradient with central differences of `value` in each element of `at`.
@@ -71,7 +80,7 @@ fn embedding() {
     let engine = engine();
     let weights = numbers("weights", (VOCABULARY + 5) * WIDTH);
     let (table, positions) = (span(0, VOCABULARY * WIDTH), span(VOCABULARY * WIDTH, 5 * WIDTH));
-    for rate in [0.0, 0.3] {
+    for (rate, positions) in [(0.0, Some(positions)), (0.3, Some(positions)), (0.3, None)] {
         let forward = |weights: &[f64]| {
             let weights = weights.to_vec();
             engine.embed(SHAPE, WIDTH, &TOKENS, &POSITIONS, &weights, table, positions, dropout(rate))
@@ -95,8 +104,11 @@ fn embedding() {
 
 #[test]
 fn norm_and_linear() {
+    [norm_linear(), rms_norm_linear()].into_iter().for_each(check_norm_and_linear);
+}
+
+fn check_norm_and_linear((norm, linear, len): (Norm, Linear, usize)) {
     let engine = engine();
-    let (norm, linear, len) = norm_linear();
     let weights = numbers("weights", len);
     let x = numbers("x", SHAPE.tokens() * WIDTH);
     let d_out = numbers("weighing", SHAPE.tokens() * INNER);
@@ -114,24 +126,52 @@ fn norm_and_linear() {
 #[test]
 fn attention_inside_documents_with_dropout() {
     let engine = engine();
-    let qkv = numbers("qkv", SHAPE.tokens() * 3 * WIDTH);
-    for rate in [0.0, 0.4] {
-        let forward = |qkv: &[f64]| engine.attention(SHAPE, attention(), &qkv.to_vec(), dropout(rate));
+    let grouped = Attention { heads: 6, key_heads: 2, ..attention() };
+    for (rate, attention) in [(0.0, attention()), (0.4, attention()), (0.0, grouped), (0.4, grouped)] {
+        let qkv = numbers("qkv", SHAPE.tokens() * attention.qkv_width());
+        let forward = |qkv: &[f64]| engine.attention(SHAPE, attention, &qkv.to_vec(), dropout(rate));
         let (out, sums) = forward(&qkv);
         let d_out = numbers("weighing", out.len());
-        let d_qkv = engine.attention_backward(SHAPE, attention(), &qkv, &out, &sums, dropout(rate), &d_out);
+        let d_qkv = engine.attention_backward(SHAPE, attention, &qkv, &out, &sums, dropout(rate), &d_out);
         agrees("qkv", &qkv, &d_qkv, |qkv| weighed(&forward(qkv).0));
     }
 }
 
 #[test]
+fn rotation() {
+    let engine = engine();
+    let attention = Attention { heads: 4, key_heads: 2, head_width: 6, documents: &DOCUMENTS };
+    let qkv = numbers("qkv", SHAPE.tokens() * attention.qkv_width());
+    let angles: Vec<f64> = numbers("angles", SHAPE.tokens() * 3);
+    let cos_sin = |angles: &[f64]| -> Vec<f64> {
+        angles.iter().map(|a| a.cos()).chain(angles.iter().map(|a| a.sin())).collect()
+    };
+    let rotation: Vec<f64> = angles.chunks(3).flat_map(cos_sin).collect();
+    let turned = |values: &[f64], back| {
+        let mut values = values.to_vec();
+        engine.rotate(attention, &rotation, &mut values, back);
+        values
+    };
+    let d_out = numbers("weighing", qkv.len());
+    agrees("qkv", &qkv, &turned(&d_out, true), |qkv| weighed(&turned(qkv, false)));
+    let there = turned(&qkv, false);
+    let values = (attention.width() + attention.key_width())..attention.qkv_width();
+    assert_eq!(there[values.clone()], qkv[values], "values stay");
+    assert!(turned(&there, true).iter().zip(&qkv).all(|(a, b)| (a - b).abs() < 1e-12));
+}
+
+#[test]
 fn linear_and_residual() {
     let engine = engine();
-    let (_, linear, len) = norm_linear();
-    let weights = numbers("weights", len);
-    let x = numbers("x", SHAPE.tokens() * WIDTH);
-    let residual = numbers("residual", SHAPE.tokens() * INNER);
-    for activation in [Activation::Identity, Activation::Gelu, Activation::GeluNew] {
+    let gelus = [Activation::Identity, Activation::Gelu, Activation::GeluNew];
+    let cases = gelus.map(|activation| (activation, norm_linear()));
+    for (activation, (_, linear, len)) in cases
+        .into_iter()
+        .chain([(Activation::SwiGlu, norm_linear()), (Activation::SwiGlu, rms_norm_linear())])
+    {
+        let weights = numbers("weights", len);
+        let x = numbers("x", SHAPE.tokens() * activation.takes() * WIDTH);
+        let residual = numbers("residual", SHAPE.tokens() * INNER);
         let forward = |x: &[f64], w: &[f64]| {
             let (x, w) = (x.to_vec(), w.to_vec());
             let (out, _) = engine.linear_residual(SHAPE, activation, &x, &w, linear, dropout(0.2), &residual);
@@ -161,7 +201,7 @@ fn linear_and_residual() {
 #[test]
 fn head_and_loss() {
     let engine = engine();
-    let norm = Norm { weight: span(0, WIDTH), bias: span(WIDTH, WIDTH), epsilon: 1e-5 };
+    let norm = Norm { weight: span(0, WIDTH), bias: span(WIDTH, WIDTH), epsilon: 1e-5, centred: true };
     let table = span(2 * WIDTH, VOCABULARY * WIDTH);
     let weights = numbers("weights", 2 * WIDTH + table.len);
     // More tokens than the head takes at a time.
@@ -188,7 +228,7 @@ fn head_and_loss() {
 #[test]
 fn huge_logits_and_scores_stay_finite() {
     let engine = Naive::<f32>::new(1).unwrap();
-    let norm = Norm { weight: span(0, WIDTH), bias: span(WIDTH, WIDTH), epsilon: 1e-5 };
+    let norm = Norm { weight: span(0, WIDTH), bias: span(WIDTH, WIDTH), epsilon: 1e-5, centred: true };
     let table = span(2 * WIDTH, VOCABULARY * WIDTH);
     let weights = vec![1e4f32; 2 * WIDTH + table.len];
     let x: Vec<f32> = numbers("x", TARGETS.len() * WIDTH).into_iter().map(|x| x as f32).collect();

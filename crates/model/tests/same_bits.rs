@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use starling_corpus::{DataConfig, Sampler, SyntheticConfig};
 use starling_model::batch;
-use starling_model::config::ModelConfig;
+use starling_model::config::{Family, ModelConfig};
 use starling_model::device::Device;
 use starling_model::engine::cpu::Cpu;
 use starling_model::engine::naive::Naive;
@@ -107,6 +107,27 @@ fn every_optimiser_and_an_untied_head_in_three_stages() {
         let expected = reference_hashes(&run);
         run.train.stages = 3;
         assert_eq!(reference_hashes(&run), expected, "{device} {kind:?}");
+    }
+}
+
+#[test]
+fn a_llama_in_any_number_of_stages() {
+    for device in DEVICES {
+        let mut run = run(device);
+        run.model = ModelConfig {
+            family: Family::Llama,
+            heads: 4,
+            key_heads: Some(2),
+            head_width: Some(6),
+            attention_bias: true,
+            ..run.model
+        };
+        run.data.document_mask = true;
+        let expected = reference_hashes(&run);
+        for (stages, keep, threads) in [(2, Keep::All, 2), (3, Keep::Input, 1), (6, Keep::All, 3)] {
+            (run.train.stages, run.train.keep, run.train.threads) = (stages, keep, threads);
+            assert_eq!(reference_hashes(&run), expected, "{device}: {stages} stages");
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use starling_corpus::{DataConfig, SyntheticConfig, Tokeniser};
 use starling_exchange::{END_OF_TEXT, Export, Format, Pretrained, byte_tokeniser, export};
 use starling_model::checkpoint::{self, Checkpoint, Progress};
-use starling_model::config::ModelConfig;
+use starling_model::config::{Family, ModelConfig, Rope, RopeScaling};
 use starling_model::pipeline::{self, Stages};
 use starling_model::run::{Run, TrainConfig};
 use starling_model::stage::{Output, Want};
@@ -38,13 +38,30 @@ pub fn run(_: &Arguments) -> Result<Vec<Figure>> {
     fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
     run_tool(program(&python).arg(&script).arg("make").arg(&directory))?;
     let mut figures = Vec::new();
-    for name in ["tied", "untied-gelu-inner", "half", "bf16-in-shards"] {
+    for name in [
+        "tied",
+        "untied-gelu-inner",
+        "half",
+        "bf16-in-shards",
+        "llama",
+        "llama-3-in-shards",
+        "llama-biases-tied",
+    ] {
         let theirs: Vec<f32> = serde_json::from_slice(&fs::read(directory.join(format!("{name}.json")))?)?;
         let ours = logits(&imported(&directory.join(name))?)?;
         figures.push(difference(&format!("imported, {name}: largest difference of logits"), &ours, &theirs));
     }
-    let untied = ModelConfig { tied: false, activation: Activation::Gelu, inner: Some(50), ..model() };
-    for (name, model) in [("exported", model()), ("exported-untied", untied)] {
+    let untied = ModelConfig { tied: false, activation: Some(Activation::Gelu), inner: Some(50), ..model() };
+    let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, context: 64 };
+    let llama = ModelConfig {
+        family: Family::Llama,
+        key_heads: Some(1),
+        head_width: Some(10),
+        rope: Some(Rope { theta: 500.0, scaling: Some(scaling) }),
+        mlp_bias: true,
+        ..model()
+    };
+    for (name, model) in [("exported", model()), ("exported-untied", untied), ("exported-llama", llama)] {
         let (folder, stages) = (directory.join(name), exported(&model, &directory.join(name))?);
         let said = output(program(&python).arg(&script).arg("load").arg(&folder))?;
         let loaded: Loaded = serde_json::from_str(said.trim())?;

@@ -9,7 +9,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde_json::json;
-use starling_model::config::ModelConfig;
+use starling_model::config::{Family, ModelConfig};
 use starling_model::optimiser::{Decay, OptimiserConfig};
 use starling_model::random::uniform;
 
@@ -32,7 +32,7 @@ struct Size {
     must: f64,
 }
 
-fn sizes() -> [Size; 3] {
+fn sizes() -> [Size; 4] {
     let model =
         |context, width, layers, heads| ModelConfig { context, width, layers, heads, ..Default::default() };
     [
@@ -43,6 +43,14 @@ fn sizes() -> [Size; 3] {
             vocabulary: 50257,
             model: model(1024, 768, 12, 12),
             batch: 1,
+            steps: 1,
+            must: 1.05,
+        },
+        Size {
+            name: "llama",
+            vocabulary: 8192,
+            model: ModelConfig { family: Family::Llama, key_heads: Some(2), ..model(512, 512, 8, 8) },
+            batch: 2,
             steps: 1,
             must: 1.05,
         },

@@ -91,7 +91,7 @@ fn write_job(directory: &Path, reference: &Reference) -> Result<()> {
         "model": {
             "vocabulary": vocabulary, "context": model.context, "width": model.width, "heads": model.heads,
             "layers": model.layers, "share_every": model.share_every, "tied": model.tied,
-            "activation": model.activation, "document_mask": false,
+            "activation": model.architecture(vocabulary).activation, "document_mask": false,
         },
         "optimiser": {
             "kind": "adamw", "betas": [optimiser.beta1, optimiser.beta2], "eps": optimiser.epsilon,

@@ -21,8 +21,9 @@ const QUIET: Duration = Duration::from_secs(5);
 /// Tokenise text files into a corpus folder
 ///
 /// Reads .txt and .md (plain text) and .jsonl and .ndjson (one JSON object a line), each also compressed as .gz or
-/// .zst; names files, folders (with all below them) or patterns. Works on all cores in bounded memory. Whatever
-/// interrupts it, the same command goes on, and the result is the same bytes.
+/// .zst, and .parquet if it was built with `--features parquet`; names files, folders (with all below them) or
+/// patterns. Works on all cores in bounded memory. Whatever interrupts it, the same command goes on, and the result
+/// is the same bytes.
 ///
 /// Without --tokeniser or --bytes, a byte-level BPE vocabulary is learned from a sample of the inputs; its
 /// tokenizer.json is one that Hugging Face's libraries read.

@@ -29,6 +29,8 @@ pub(super) enum Packing {
     Plain,
     Gzip,
     Zstandard,
+    /// Rows in columns; unpacked, they are JSON lines.
+    Parquet,
 }
 
 /// One file to read. Its size and time tell whether it is still the same when a build goes on.
@@ -154,6 +156,9 @@ fn kinds(path: &Path, form: Option<Form>) -> Result<(Form, Packing), BuildError>
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let endings = [(".gz", Packing::Gzip), (".zst", Packing::Zstandard), (".zstd", Packing::Zstandard)];
     let packed = endings.iter().find_map(|(ending, packing)| Some((name.strip_suffix(ending)?, *packing)));
+    if packed.is_none() && name.ends_with(".parquet") {
+        return Ok((Form::Jsonl, Packing::Parquet));
+    }
     let (name, packing) = packed.unwrap_or((&name, Packing::Plain));
     let form = form.or_else(|| match Path::new(name).extension()?.to_str()? {
         "txt" | "text" | "md" => Some(Form::Text),
@@ -173,6 +178,7 @@ mod tests {
         assert_eq!(of("a/b.txt"), Some((Form::Text, Packing::Plain)));
         assert_eq!(of("b.JSONL.GZ"), Some((Form::Jsonl, Packing::Gzip)));
         assert_eq!(of("b.ndjson.zst"), Some((Form::Jsonl, Packing::Zstandard)));
+        assert_eq!(of("b.parquet"), Some((Form::Jsonl, Packing::Parquet)));
         assert_eq!(of("b.pdf"), None);
         assert_eq!(of("b.gz"), None);
         let given = kinds(Path::new("train.en.gz"), Some(Form::Text)).unwrap();

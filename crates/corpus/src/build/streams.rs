@@ -30,14 +30,26 @@ pub(super) fn open_counted(
         file.seek(SeekFrom::Start(at))?;
         count.fetch_add(at, Ordering::Relaxed);
     }
+    #[cfg(feature = "parquet")]
+    if input.packing == Packing::Parquet {
+        return skip(Box::new(super::parquet::Lines::open(file, count)?), at);
+    }
     let packed = BufReader::with_capacity(BUFFER_BYTES, Counted { file, count: Arc::clone(count) });
-    let mut stream: Box<dyn BufRead + Send> = match input.packing {
+    let stream: Box<dyn BufRead + Send> = match input.packing {
         Packing::Plain => return Ok(Box::new(packed)),
+        Packing::Parquet => {
+            let message = "this build cannot read Parquet; build it with --features parquet";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, message));
+        }
         Packing::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(packed))),
         Packing::Zstandard => Box::new(BufReader::with_capacity(BUFFER_BYTES, Frames::new(packed))),
     };
-    let skipped = io::copy(&mut (&mut stream).take(at), &mut io::sink())?;
-    if skipped < at {
+    skip(stream, at)
+}
+
+fn skip(mut stream: Box<dyn BufRead + Send>, bytes: u64) -> io::Result<Box<dyn BufRead + Send>> {
+    let skipped = io::copy(&mut (&mut stream).take(bytes), &mut io::sink())?;
+    if skipped < bytes {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     Ok(stream)

@@ -28,7 +28,7 @@ use rayon::prelude::*;
 pub use self::buffer::Buffer;
 pub use self::isa::{Isa, IsaError};
 
-use self::activate::{Activate, MultiplySlope};
+use self::activate::{Activate, Gate, GateBackward, MultiplySlope};
 use self::attend::{Head, Sizes};
 use self::buffer::Heap;
 use self::norm::NormWeights;
@@ -83,7 +83,7 @@ impl Cpu {
         number: usize,
     ) -> Head<'a> {
         let (row, head) = (number / attention.heads, number % attention.heads);
-        let size = 3 * shape.columns * attention.heads * attention.head_width;
+        let size = shape.columns * attention.qkv_width();
         Head {
             attention,
             documents: &attention.documents[row * shape.columns..][..shape.columns],
@@ -97,10 +97,14 @@ impl Cpu {
     /// Adds to the gradients of weight and bias: `x` and the gradient of `x·W + bias` are given.
     fn add_linear_gradients(&self, x: &[f32], d_out: &[f32], linear: Linear, grads: &mut [f32], to: Linear) {
         let (inputs, outputs) = (linear.inputs, linear.outputs);
-        let (x_in, d_no) = (Matrix::of_rows(x, inputs).transposed(), Matrix::of_rows(d_out, outputs));
-        let d_weight = &mut grads[to.weight.range()];
-        self.shop.product(d_weight, outputs, x_in, d_no, x.len() / inputs, Start::Present, |_, _| {});
-        norm::add_column_sums(self.shop.isa, d_out, &mut grads[to.bias.range()]);
+        let (x_ni, d_no) = (Matrix::of_rows(x, inputs), Matrix::of_rows(d_out, outputs));
+        let (columns, left, right) =
+            if linear.row_per_output { (inputs, d_no, x_ni) } else { (outputs, x_ni, d_no) };
+        let (d_weight, tokens) = (&mut grads[to.weight.range()], x.len() / inputs);
+        self.shop.product(d_weight, columns, left.transposed(), right, tokens, Start::Present, |_, _| {});
+        if to.bias.len > 0 {
+            norm::add_column_sums(self.shop.isa, d_out, &mut grads[to.bias.range()]);
+        }
     }
 }
 
@@ -117,7 +121,7 @@ fn norm_backward(
     let rows = 16 * weights.weight.len();
     let operands = x.par_chunks(rows).zip(d_normed.par_chunks(rows)).zip(statistics.par_chunks(32));
     d_x.par_chunks_mut(rows).zip(operands).for_each(|(d_x, ((x, d_out), statistics))| {
-        isa.run(norm::Backward { x, statistics, weight: weights.weight, d_out, d_x });
+        isa.run(norm::Backward { x, statistics, norm: weights, d_out, d_x });
     });
     norm::add_gradients(isa, x, statistics, d_normed, d_weight, d_bias);
 }
@@ -187,16 +191,16 @@ impl Engine for Cpu {
         positions: &[u32],
         weights: &Buffer,
         table: Span,
-        position_table: Span,
+        position_table: Option<Span>,
         dropout: Dropout<'_>,
     ) -> Buffer {
         let mut out = self.take(shape.tokens() * width);
         self.pool.install(|| {
             out.par_chunks_mut(width).enumerate().with_min_len(16).for_each(|(n, out)| {
-                let word = &weights[table.start + tokens[n] as usize * width..][..width];
-                let place = &weights[position_table.start + positions[n] as usize * width..][..width];
-                for i in 0..width {
-                    out[i] = word[i] + place[i];
+                out.copy_from_slice(&weights[table.start + tokens[n] as usize * width..][..width]);
+                if let Some(places) = position_table {
+                    let from = &weights[places.start + positions[n] as usize * width..][..width];
+                    self.shop.isa.run(AddTo { to: out, from });
                 }
                 rows::apply_dropout(shape, dropout, n, width, out);
             });
@@ -214,13 +218,14 @@ impl Engine for Cpu {
         d_out: &Buffer,
         grads: &mut Buffer,
         table: Span,
-        position_table: Span,
+        position_table: Option<Span>,
     ) {
         let dropped = self.dropped(shape, dropout, d_out);
         let d_sum: &[f32] = dropped.as_deref().unwrap_or(d_out);
         for (n, d_row) in d_sum.chunks_exact(width).enumerate() {
-            let (word, place) = (tokens[n] as usize * width, positions[n] as usize * width);
-            for start in [table.start + word, position_table.start + place] {
+            let word = table.start + tokens[n] as usize * width;
+            let place = position_table.map(|places| places.start + positions[n] as usize * width);
+            for start in [word].into_iter().chain(place) {
                 grads[start..][..width].iter_mut().zip(d_row).for_each(|(sum, d)| *sum += d);
             }
         }
@@ -231,10 +236,9 @@ impl Engine for Cpu {
         let mut out = self.take(tokens * linear.outputs);
         let statistics = self.pool.install(|| {
             let (normed, statistics) = self.normalise(x, norm_weights(weights, norm));
-            let weight = Matrix::of_rows(&weights[linear.weight.range()], linear.outputs);
-            let (normed, bias) =
-                (Matrix::of_rows(&normed, linear.inputs), Start::Row(&weights[linear.bias.range()]));
-            self.shop.product(&mut out, linear.outputs, normed, weight, linear.inputs, bias, |_, _| {});
+            let (weight_io, bias) = weight_and_bias(weights, linear);
+            let normed = Matrix::of_rows(&normed, linear.inputs);
+            self.shop.product(&mut out, linear.outputs, normed, weight_io, linear.inputs, bias, |_, _| {});
             statistics
         });
         (out, Kept::Statistics(statistics))
@@ -262,12 +266,16 @@ impl Engine for Cpu {
             norm::normalise_again(isa, x, norm_weights, statistics, &mut normed);
             self.add_linear_gradients(&normed, d_out, linear, grads, grad_linear);
             let mut d_normed = normed;
-            let weight_oi = Matrix::of_rows(&weights[linear.weight.range()], outputs).transposed();
+            let weight_oi = weight_and_bias(weights, linear).0.transposed();
             let d_no = Matrix::of_rows(d_out, outputs);
             self.shop.product(&mut d_normed, inputs, d_no, weight_oi, outputs, Start::Zero, |_, _| {});
             let to = norm_gradients(grads, grad_norm);
             norm_backward(isa, x, statistics, norm_weights, &d_normed, d_x, to);
         });
+    }
+
+    fn rotate(&self, attention: Attention<'_>, rotation: &Buffer, qkv: &mut Buffer, back: bool) {
+        self.pool.install(|| rows::rotate(self.shop.isa, attention, rotation, qkv, back));
     }
 
     fn attention(
@@ -291,7 +299,7 @@ impl Engine for Cpu {
                     self.shop.isa.run(attend::Forward { head, out, log_sum_exp, scratch });
                 },
             );
-            rows::interleave(&by_head, &mut out, shape.columns, head_width, heads, 1);
+            rows::interleave(&by_head, &mut out, shape.columns, attention);
         });
         (out, Kept::LogSumExp(log_sum_exp))
     }
@@ -307,11 +315,11 @@ impl Engine for Cpu {
         d_out: &Buffer,
     ) -> Buffer {
         let Kept::LogSumExp(log_sum_exp) = kept else { unreachable!("forward kept sums") };
-        let Attention { heads, head_width, .. } = attention;
-        let (columns, sample) = (shape.columns, shape.columns * heads * head_width);
+        let head_width = attention.head_width;
+        let (columns, sample) = (shape.columns, shape.columns * attention.width());
         let mut d_qkv = self.take(qkv.len());
         self.pool.install(|| {
-            let mut by_head = self.take(qkv.len());
+            let mut by_head = self.take(3 * shape.tokens() * attention.width());
             by_head.par_chunks_mut(3 * columns * head_width).enumerate().for_each(|(number, d_parts)| {
                 let head = Self::head(shape, attention, qkv, dropout, number);
                 let scratch = &mut self.take(attend::Backward::scratch(head.sizes()));
@@ -325,7 +333,7 @@ impl Engine for Cpu {
                     scratch,
                 });
             });
-            rows::interleave(&by_head, &mut d_qkv, columns, head_width, heads, 3);
+            rows::interleave_qkv(self.shop.isa, &by_head, &mut d_qkv, columns, attention);
         });
         d_qkv
     }
@@ -335,14 +343,15 @@ impl Engine for Cpu {
     }
 
     fn recall(&self, attention: Attention<'_>, qkv: &Buffer, known: usize, memory: &Buffer) -> Buffer {
-        let Attention { heads, head_width, .. } = attention;
-        let capacity = memory.len() / (2 * heads * head_width);
-        let mut out = self.take(heads * head_width);
+        let head_width = attention.head_width;
+        let capacity = memory.len() / (2 * attention.key_width());
+        let mut out = self.take(attention.width());
         self.pool.install(|| {
             out.par_chunks_mut(head_width).enumerate().for_each(|(head, out)| {
                 let mut scores = self.take(known);
                 let size = capacity * head_width;
-                let (keys, values) = memory[2 * head * size..][..2 * size].split_at(size);
+                let of_head = &memory[2 * attention.key_head(head) * size..][..2 * size];
+                let (keys, values) = of_head.split_at(size);
                 let query = &qkv[head * head_width..][..head_width];
                 self.shop.isa.run(recall::Recall { query, keys, values, capacity, scores: &mut scores, out });
             });
@@ -363,25 +372,17 @@ impl Engine for Cpu {
         let (inputs, outputs) = (linear.inputs, linear.outputs);
         let mut out = self.take(residual.len());
         self.pool.install(|| {
-            let active = self.active(activation, x);
+            let active = self.active(activation, x, inputs);
             let active: &[f32] = active.as_deref().unwrap_or(x);
-            let weight = Matrix::of_rows(&weights[linear.weight.range()], outputs);
-            let bias = Start::Row(&weights[linear.bias.range()]);
+            let (weight_io, bias) = weight_and_bias(weights, linear);
             let finish = |first: usize, out: &mut [f32]| {
                 for (n, out) in out.chunks_exact_mut(outputs).enumerate() {
                     rows::apply_dropout(shape, dropout, first + n, outputs, out);
                 }
                 self.shop.isa.run(AddTo { from: &residual[first * outputs..][..out.len()], to: out });
             };
-            self.shop.product(
-                &mut out,
-                outputs,
-                Matrix::of_rows(active, inputs),
-                weight,
-                inputs,
-                bias,
-                finish,
-            );
+            let active = Matrix::of_rows(active, inputs);
+            self.shop.product(&mut out, outputs, active, weight_io, inputs, bias, finish);
         });
         (out, Kept::Nothing)
     }
@@ -400,20 +401,32 @@ impl Engine for Cpu {
         grad_linear: Linear,
     ) -> Buffer {
         let (inputs, outputs) = (linear.inputs, linear.outputs);
-        let mut d_x = self.take(x.len());
+        let mut d_active = self.take(x.len() / activation.takes());
         self.pool.install(|| {
             let dropped = self.dropped(shape, dropout, d_out);
             let d_product: &[f32] = dropped.as_deref().unwrap_or(d_out);
-            let active = self.active(activation, x);
+            let active = self.active(activation, x, inputs);
             self.add_linear_gradients(active.as_deref().unwrap_or(x), d_product, linear, grads, grad_linear);
-            let weight_oi = Matrix::of_rows(&weights[linear.weight.range()], outputs).transposed();
+            drop(active);
+            let weight_oi = weight_and_bias(weights, linear).0.transposed();
             let d_no = Matrix::of_rows(d_product, outputs);
-            self.shop.product(&mut d_x, inputs, d_no, weight_oi, outputs, Start::Zero, |first, d| {
-                let x = &x[first * inputs..][..d.len()];
-                self.shop.isa.run(MultiplySlope { activation, x, d });
+            self.shop.product(&mut d_active, inputs, d_no, weight_oi, outputs, Start::Zero, |first, d| {
+                if activation != Activation::SwiGlu {
+                    let x = &x[first * inputs..][..d.len()];
+                    self.shop.isa.run(MultiplySlope { activation, x, d });
+                }
             });
-        });
-        d_x
+            if activation != Activation::SwiGlu {
+                return d_active;
+            }
+            let mut d_x = self.take(x.len());
+            let rows = activate::rows(inputs);
+            let operands = x.par_chunks(2 * rows * inputs).zip(d_active.par_chunks(rows * inputs));
+            d_x.par_chunks_mut(2 * rows * inputs).zip(operands).for_each(|(d_x, (x, d))| {
+                self.shop.isa.run(GateBackward { x, d, d_x, width: inputs });
+            });
+            d_x
+        })
     }
 
     fn head_loss(&self, x: &Buffer, weights: &Buffer, norm: Norm, table: Span, targets: &[u32]) -> f64 {
@@ -495,13 +508,15 @@ impl Engine for Cpu {
     fn working_elements(&self, work: Work) -> u128 {
         // Backward of a block, at its widest: gradients of the stream, of attention's output, of queries, keys and values by
         // head and by token; or of the inner part, and what is active of it. As much as an inner part lies between them.
-        let of_block = work.tokens() * (9 * work.width + work.inner) as u128;
+        let attended = work.heads * work.head_width;
+        let qkv = attended + 2 * work.key_heads * work.head_width;
+        let of_block = work.tokens() * (2 * work.width + 4 * attended + qkv + work.inner) as u128;
         let logits = head::working(work.tokens().min(head::TOKENS as u128) as usize, work.vocabulary);
         let of_head = 3 * work.tokens() * work.width as u128 + logits as u128;
-        let sizes = Sizes::new(work.shape.columns, work.width / work.heads.max(1));
+        let sizes = Sizes::new(work.shape.columns, work.head_width);
         let of_thread = product::SLIVERS + attend::Forward::scratch(sizes) + attend::Backward::scratch(sizes);
         let threads = self.pool.current_num_threads();
-        let packed = product::packed(work.inner.max(3 * work.width));
+        let packed = product::packed(work.inner.max(qkv));
         of_block.max(of_head) + (packed + threads * of_thread) as u128
     }
 
@@ -535,14 +550,20 @@ impl Cpu {
         (normed, statistics)
     }
 
-    /// `activation(x)`, or nothing where that is `x` itself.
-    fn active(&self, activation: Activation, x: &[f32]) -> Option<Buffer> {
+    /// `activation(x)`, rows of `width`; or nothing where that is `x` itself.
+    fn active(&self, activation: Activation, x: &[f32], width: usize) -> Option<Buffer> {
         if activation == Activation::Identity {
             return None;
         }
-        let mut active = self.take(x.len());
-        active.par_chunks_mut(activate::TASK).zip(x.par_chunks(activate::TASK)).for_each(|(out, x)| {
-            self.shop.isa.run(Activate { activation, x, out });
+        let mut active = self.take(x.len() / activation.takes());
+        let task = activate::rows(width) * width;
+        let pieces = active.par_chunks_mut(task).zip(x.par_chunks(activation.takes() * task));
+        pieces.for_each(|(out, x)| {
+            if activation == Activation::SwiGlu {
+                self.shop.isa.run(Gate { x, out, width });
+            } else {
+                self.shop.isa.run(Activate { activation, x, out });
+            }
         });
         Some(active)
     }
@@ -567,7 +588,20 @@ fn norm_weights(weights: &[f32], norm: Norm) -> NormWeights<'_> {
         weight: &weights[norm.weight.range()],
         bias: &weights[norm.bias.range()],
         epsilon: norm.epsilon as f32,
+        centred: norm.centred,
     }
+}
+
+/// A layer's weight, inputs × outputs, and what its products begin with.
+fn weight_and_bias(weights: &[f32], linear: Linear) -> (Matrix<'_>, Start<'_>) {
+    let weight = &weights[linear.weight.range()];
+    let weight = if linear.row_per_output {
+        Matrix::of_rows(weight, linear.inputs).transposed()
+    } else {
+        Matrix::of_rows(weight, linear.outputs)
+    };
+    let bias = &weights[linear.bias.range()];
+    (weight, if bias.is_empty() { Start::Zero } else { Start::Row(bias) })
 }
 
 /// The gradients of gain and bias, which stand one after the other in every layout.

@@ -94,7 +94,7 @@ impl Engine for Emulated {
         _: &[u32],
         _: &usize,
         _: Span,
-        _: Span,
+        _: Option<Span>,
         _: Dropout<'_>,
     ) -> usize {
         self.owe(shape.tokens() * width);
@@ -111,7 +111,7 @@ impl Engine for Emulated {
         _: &usize,
         _: &mut usize,
         _: Span,
-        _: Span,
+        _: Option<Span>,
     ) {
         self.owe(2 * shape.tokens() * width);
     }
@@ -137,10 +137,17 @@ impl Engine for Emulated {
         self.owe_product(2 * x, linear);
     }
 
+    fn rotate(&self, attention: Attention<'_>, rotation: &usize, _: &mut usize, _: bool) {
+        // Two products and a sum for each element of queries and keys.
+        let tokens = rotation / attention.head_width;
+        self.owe(3 * tokens * (attention.width() + attention.key_width()));
+    }
+
     fn attention(&self, shape: Shape, attention: Attention<'_>, qkv: &usize, _: Dropout<'_>) -> (usize, ()) {
         // Scores and their mixture, over half of the square.
         self.owe(2 * shape.tokens() * shape.columns * attention.heads * attention.head_width);
-        (qkv / 3, ())
+        debug_assert_eq!(*qkv, shape.tokens() * attention.qkv_width());
+        (shape.tokens() * attention.width(), ())
     }
 
     fn attention_backward(
@@ -171,21 +178,21 @@ impl Engine for Emulated {
     fn linear_residual(
         &self,
         _: Shape,
-        _: Activation,
+        activation: Activation,
         x: &usize,
         _: &usize,
         linear: Linear,
         _: Dropout<'_>,
         residual: &usize,
     ) -> (usize, ()) {
-        self.owe_product(*x, linear);
+        self.owe_product(x / activation.takes(), linear);
         (*residual, ())
     }
 
     fn linear_residual_backward(
         &self,
         _: Shape,
-        _: Activation,
+        activation: Activation,
         x: &usize,
         (): &(),
         _: &usize,
@@ -195,7 +202,7 @@ impl Engine for Emulated {
         _: &mut usize,
         _: Linear,
     ) -> usize {
-        self.owe_product(2 * x, linear);
+        self.owe_product(2 * x / activation.takes(), linear);
         *x
     }
 

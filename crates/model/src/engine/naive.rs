@@ -9,6 +9,8 @@ mod product;
 mod real;
 mod update;
 
+use std::borrow::Cow;
+
 use rayon::prelude::*;
 
 pub use real::Real;
@@ -97,15 +99,15 @@ impl<T: Real> Engine for Naive<T> {
         positions: &[u32],
         weights: &Vec<T>,
         table: Span,
-        position_table: Span,
+        position_table: Option<Span>,
         dropout: Dropout<'_>,
     ) -> Vec<T> {
         let mut out = vec![T::ZERO; shape.tokens() * width];
         for (n, out_row) in out.chunks_exact_mut(width).enumerate() {
-            let word = &weights[table.start + tokens[n] as usize * width..][..width];
-            let place = &weights[position_table.start + positions[n] as usize * width..][..width];
-            for i in 0..width {
-                out_row[i] = word[i] + place[i];
+            out_row.copy_from_slice(&weights[table.start + tokens[n] as usize * width..][..width]);
+            if let Some(places) = position_table {
+                let place = &weights[places.start + positions[n] as usize * width..][..width];
+                out_row.iter_mut().zip(place).for_each(|(out, &place)| *out += place);
             }
         }
         apply_dropout(shape, dropout, &mut out);
@@ -122,14 +124,15 @@ impl<T: Real> Engine for Naive<T> {
         d_out: &Vec<T>,
         grads: &mut Vec<T>,
         table: Span,
-        position_table: Span,
+        position_table: Option<Span>,
     ) {
         let mut d_sum = d_out.clone();
         apply_dropout(shape, dropout, &mut d_sum);
         for (n, d_row) in d_sum.chunks_exact(width).enumerate() {
-            for i in 0..width {
-                grads[table.start + tokens[n] as usize * width + i] += d_row[i];
-                grads[position_table.start + positions[n] as usize * width + i] += d_row[i];
+            let word = table.start + tokens[n] as usize * width;
+            let place = position_table.map(|places| places.start + positions[n] as usize * width);
+            for start in [word].into_iter().chain(place) {
+                grads[start..][..width].iter_mut().zip(d_row).for_each(|(sum, &d)| *sum += d);
             }
         }
     }
@@ -163,6 +166,23 @@ impl<T: Real> Engine for Naive<T> {
         });
     }
 
+    fn rotate(&self, attention: Attention<'_>, rotation: &Vec<T>, qkv: &mut Vec<T>, back: bool) {
+        let (w, half) = (attention.head_width, attention.head_width / 2);
+        let tokens = qkv.chunks_exact_mut(attention.qkv_width()).zip(rotation.chunks_exact(w));
+        for (qkv, rotation) in tokens {
+            let (queries_and_keys, _) = qkv.split_at_mut(attention.width() + attention.key_width());
+            for head in queries_and_keys.chunks_exact_mut(w) {
+                for i in 0..half {
+                    let (cos, sin) = (rotation[i], rotation[half + i]);
+                    let sin = if back { -sin } else { sin };
+                    let (x, y) = (head[i], head[half + i]);
+                    head[i] = x * cos - y * sin;
+                    head[half + i] = y * cos + x * sin;
+                }
+            }
+        }
+    }
+
     fn attention(
         &self,
         shape: Shape,
@@ -170,7 +190,7 @@ impl<T: Real> Engine for Naive<T> {
         qkv: &Vec<T>,
         dropout: Dropout<'_>,
     ) -> (Vec<T>, Vec<T>) {
-        let width = attention.heads * attention.head_width;
+        let width = attention.width();
         let mut out = vec![T::ZERO; shape.tokens() * width];
         let mut log_sum_exp = vec![T::ZERO; shape.tokens() * attention.heads];
         self.pool.install(|| {
@@ -194,11 +214,12 @@ impl<T: Real> Engine for Naive<T> {
         dropout: Dropout<'_>,
         d_out: &Vec<T>,
     ) -> Vec<T> {
-        let of_out = shape.columns * attention.heads * attention.head_width;
+        let of_out = shape.columns * attention.width();
         let of_sums = shape.columns * attention.heads;
         let mut d_qkv = vec![T::ZERO; qkv.len()];
         self.pool.install(|| {
-            d_qkv.par_chunks_mut(3 * of_out).enumerate().for_each(|(row, d_qkv)| {
+            let of_qkv = shape.columns * attention.qkv_width();
+            d_qkv.par_chunks_mut(of_qkv).enumerate().for_each(|(row, d_qkv)| {
                 sample(shape, attention, qkv, dropout, row).backward(
                     &out[row * of_out..][..of_out],
                     &log_sum_exp[row * of_sums..][..of_sums],
@@ -212,20 +233,19 @@ impl<T: Real> Engine for Naive<T> {
 
     /// Token after token, its keys and then its values.
     fn remember(&self, attention: Attention<'_>, qkv: &Vec<T>, known: usize, memory: &mut Vec<T>) {
-        let width = attention.heads * attention.head_width;
-        let places = memory.chunks_exact_mut(2 * width).skip(known);
-        qkv.chunks_exact(3 * width).zip(places).for_each(|(qkv, place)| place.copy_from_slice(&qkv[width..]));
+        let (width, whole) = (attention.width(), attention.qkv_width());
+        let places = memory.chunks_exact_mut(whole - width).skip(known);
+        qkv.chunks_exact(whole).zip(places).for_each(|(qkv, place)| place.copy_from_slice(&qkv[width..]));
     }
 
     fn recall(&self, attention: Attention<'_>, qkv: &Vec<T>, known: usize, memory: &Vec<T>) -> Vec<T> {
-        let Attention { heads, head_width, .. } = attention;
-        let width = heads * head_width;
+        let (width, whole) = (attention.width(), attention.qkv_width());
         // As if the query were the last of a text.
-        let mut text = vec![T::ZERO; known * 3 * width];
-        for (token, place) in text.chunks_exact_mut(3 * width).zip(memory.chunks_exact(2 * width)) {
+        let mut text = vec![T::ZERO; known * whole];
+        for (token, place) in text.chunks_exact_mut(whole).zip(memory.chunks_exact(whole - width)) {
             token[width..].copy_from_slice(place);
         }
-        text[(known - 1) * 3 * width..][..width].copy_from_slice(&qkv[..width]);
+        text[(known - 1) * whole..][..width].copy_from_slice(&qkv[..width]);
         let (shape, documents) = (Shape { rows: 1, columns: known }, vec![0; known]);
         let attention = Attention { documents: &documents, ..attention };
         let (out, _) = self.attention(shape, attention, &text, Dropout::none());
@@ -243,8 +263,7 @@ impl<T: Real> Engine for Naive<T> {
         residual: &Vec<T>,
     ) -> (Vec<T>, Vec<T>) {
         self.pool.install(|| {
-            let active: Vec<T> =
-                x.par_iter().with_min_len(CHUNK).map(|&x| activate(activation, x).0).collect();
+            let active = activated(activation, x, linear.inputs);
             let mut out = product_and_bias(&active, weights, linear);
             apply_dropout(shape, dropout, &mut out);
             out.iter_mut().zip(residual).for_each(|(o, &r)| *o = r + *o);
@@ -266,13 +285,11 @@ impl<T: Real> Engine for Naive<T> {
         grad_linear: Linear,
     ) -> Vec<T> {
         self.pool.install(|| {
-            let (active, slope): (Vec<T>, Vec<T>) =
-                x.par_iter().with_min_len(CHUNK).map(|&x| activate(activation, x)).unzip();
+            let active = activated(activation, x, linear.inputs);
             let mut d_product = d_out.clone();
             apply_dropout(shape, dropout, &mut d_product);
-            let mut d_x = product_backward(&active, weights, linear, &d_product, grads, grad_linear);
-            d_x.iter_mut().zip(slope).for_each(|(d, slope)| *d = *d * slope);
-            d_x
+            let d_active = product_backward(&active, weights, linear, &d_product, grads, grad_linear);
+            activated_backward(activation, x, linear.inputs, d_active)
         })
     }
 
@@ -408,11 +425,25 @@ impl<T: Real> Head<T> {
 
 /// `x·W + bias`.
 fn product_and_bias<T: Real>(x: &[T], weights: &[T], linear: Linear) -> Vec<T> {
-    let bias = &weights[linear.bias.range()];
-    let mut out: Vec<T> =
-        bias.iter().copied().cycle().take(x.len() / linear.inputs * linear.outputs).collect();
-    add_product(&mut out, x, &weights[linear.weight.range()], linear.inputs, linear.outputs);
+    let len = x.len() / linear.inputs * linear.outputs;
+    let mut out: Vec<T> = match &weights[linear.bias.range()] {
+        [] => vec![T::ZERO; len],
+        bias => bias.iter().copied().cycle().take(len).collect(),
+    };
+    add_product(&mut out, x, &by_inputs(weights, linear), linear.inputs, linear.outputs);
     out
+}
+
+/// A layer's weight with a row for each input.
+fn by_inputs<T: Real>(weights: &[T], linear: Linear) -> Cow<'_, [T]> {
+    let weight = &weights[linear.weight.range()];
+    if linear.row_per_output { transposed(weight, linear.inputs).into() } else { weight.into() }
+}
+
+/// The same with a row for each output.
+fn by_outputs<T: Real>(weights: &[T], linear: Linear) -> Cow<'_, [T]> {
+    let weight = &weights[linear.weight.range()];
+    if linear.row_per_output { weight.into() } else { transposed(weight, linear.outputs).into() }
 }
 
 /// The gradient of `x` in `x·W + bias`; adds to the gradients of weight and bias.
@@ -426,11 +457,17 @@ fn product_backward<T: Real>(
 ) -> Vec<T> {
     let (inputs, outputs) = (linear.inputs, linear.outputs);
     let tokens = x.len() / inputs;
-    add_product(&mut grads[grad_linear.weight.range()], &transposed(x, inputs), d_out, tokens, outputs);
-    add_column_sums(&mut grads[grad_linear.bias.range()], d_out);
+    let d_weight = &mut grads[grad_linear.weight.range()];
+    if linear.row_per_output {
+        add_product(d_weight, &transposed(d_out, outputs), x, tokens, inputs);
+    } else {
+        add_product(d_weight, &transposed(x, inputs), d_out, tokens, outputs);
+    }
+    if grad_linear.bias.len > 0 {
+        add_column_sums(&mut grads[grad_linear.bias.range()], d_out);
+    }
     let mut d_x = vec![T::ZERO; x.len()];
-    let weight_oi = transposed(&weights[linear.weight.range()], outputs);
-    add_product(&mut d_x, d_out, &weight_oi, outputs, inputs);
+    add_product(&mut d_x, d_out, &by_outputs(weights, linear), outputs, inputs);
     d_x
 }
 
@@ -439,6 +476,7 @@ fn norm_weights<T>(weights: &[T], norm: Norm) -> NormWeights<'_, T> {
         weight: &weights[norm.weight.range()],
         bias: &weights[norm.bias.range()],
         epsilon: norm.epsilon,
+        centred: norm.centred,
     }
 }
 
@@ -455,7 +493,7 @@ fn sample<'a, T>(
     dropout: Dropout<'a>,
     row: usize,
 ) -> Sample<'a, T> {
-    let size = 3 * shape.columns * attention.heads * attention.head_width;
+    let size = shape.columns * attention.qkv_width();
     Sample {
         attention,
         documents: &attention.documents[row * shape.columns..][..shape.columns],
@@ -481,10 +519,37 @@ fn log_sum_exp<T: Real>(row: &[T]) -> T {
     max + row.iter().fold(T::ZERO, |sum, &x| sum + (x - max).exp()).ln()
 }
 
+/// `activation(x)`, rows of `width`.
+fn activated<T: Real>(activation: Activation, x: &[T], width: usize) -> Vec<T> {
+    if activation != Activation::SwiGlu {
+        return x.par_iter().with_min_len(CHUNK).map(|&x| activate(activation, x).0).collect();
+    }
+    let row = |x: &[T]| (0..width).map(|i| activate(activation, x[i]).0 * x[width + i]).collect::<Vec<T>>();
+    x.par_chunks_exact(2 * width).with_min_len(16).flat_map_iter(row).collect()
+}
+
+/// The gradient of `x`, given that of `activation(x)`.
+fn activated_backward<T: Real>(activation: Activation, x: &[T], width: usize, mut d: Vec<T>) -> Vec<T> {
+    if activation != Activation::SwiGlu {
+        d.iter_mut().zip(x).for_each(|(d, &x)| *d = *d * activate(activation, x).1);
+        return d;
+    }
+    let mut d_x = vec![T::ZERO; x.len()];
+    let rows = x.chunks_exact(2 * width).zip(d.chunks_exact(width));
+    for (d_x, (x, d)) in d_x.chunks_exact_mut(2 * width).zip(rows) {
+        for i in 0..width {
+            let (active, slope) = activate(activation, x[i]);
+            d_x[i] = d[i] * x[width + i] * slope;
+            d_x[width + i] = d[i] * active;
+        }
+    }
+    d_x
+}
+
 /// √(2/π) and the cubic coefficient of GPT-2's GELU.
 const GELU_NEW: (f64, f64) = (0.797_884_560_802_865_4, 0.044_715);
 
-/// The activation and its slope at `x`.
+/// The activation and its slope at `x`; of SwiGLU what becomes of its first half.
 fn activate<T: Real>(activation: Activation, x: T) -> (T, T) {
     let half = T::of(0.5);
     match activation {
@@ -500,6 +565,10 @@ fn activate<T: Real>(activation: Activation, x: T) -> (T, T) {
             let share = half * (T::ONE + tanh);
             let slope = root * (T::ONE + T::of(3.0) * cubic * x * x);
             (x * share, share + half * x * (T::ONE - tanh * tanh) * slope)
+        }
+        Activation::SwiGlu => {
+            let share = T::ONE / (T::ONE + (-x).exp());
+            (x * share, share + x * share * (T::ONE - share))
         }
     }
 }

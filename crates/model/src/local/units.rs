@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use crate::config::Architecture;
 use crate::engine::{Dtype, Engine, NO_TARGET, Norm, Shape, Span, Work};
-use crate::gpt2::{BlockKept, Pass, Places, Unit, block_kept_elements};
 use crate::layout::Layout;
 use crate::local::gradient::{Bounds, Gradient};
 use crate::stage::{Hidden, Input, Keep, Loss, Meta};
+use crate::transformer::{BlockKept, Pass, Places, Unit, block_kept_elements, rotation};
 
 /// A contiguous run of a model's units on an engine.
 pub struct Units<E: Engine> {
@@ -157,7 +157,8 @@ impl<E: Engine> Units<E> {
 
     /// Room for what each block remembers of a text of so many tokens.
     pub fn memories(&self, tokens: usize) -> Vec<E::Buffer> {
-        (0..self.blocks()).map(|_| self.engine.zeros(2 * tokens * self.architecture.width)).collect()
+        let of_token = self.architecture.qkv() - self.architecture.attended();
+        (0..self.blocks()).map(|_| self.engine.zeros(tokens * of_token)).collect()
     }
 
     /// Forward on the next tokens of a text, of which `known` are in `memories`: the hidden states as from
@@ -276,9 +277,10 @@ impl<E: Engine> Units<E> {
         in_flight: usize,
         keep: Keep,
     ) -> u64 {
-        let Architecture { width, inner, heads, vocabulary, .. } = self.architecture;
+        let Architecture { width, heads, key_heads, head_width, vocabulary, .. } = self.architecture;
+        let inner = self.architecture.activation.takes() * self.architecture.inner;
         let vocabulary = if self.is_last() { vocabulary } else { 0 };
-        let work = Work { shape, width, inner, heads, vocabulary };
+        let work = Work { shape, width, inner, heads, key_heads, head_width, vocabulary };
         let tokens = work.tokens();
         let state = (self.layout.len() * (1 + moments) + gradients) as u128;
         let block = block_kept_elements(&self.architecture) + self.engine.kept_elements(heads);
@@ -324,6 +326,7 @@ impl<E: Engine> Units<E> {
             shape: meta.shape,
             tokens: if let Input::Tokens(tokens) = input { tokens } else { &[] },
             positions: &meta.positions,
+            rotation: rotation(&*self.engine, &self.architecture, &meta.positions),
             documents: &meta.documents,
             samples: &meta.samples,
             seed: self.seed,

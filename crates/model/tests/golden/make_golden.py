@@ -1,4 +1,4 @@
-"""Writes the golden files beside it: small GPT-2s with their loss, gradients and updates from PyTorch.
+"""Writes the golden files beside it: small GPT-2s and Llamas with their loss, gradients and updates from PyTorch.
 
     target/venv/bin/python crates/model/tests/golden/make_golden.py
 
@@ -20,14 +20,23 @@ import torch
 sys.dont_write_bytecode = True
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[3] / "xtask" / "python"))
-from gpt2 import Config, clip, decay_groups, loss_sum, shapes  # noqa: E402
+import gpt2  # noqa: E402
+import llama  # noqa: E402
+from gpt2 import clip, decay_groups  # noqa: E402
 
 SIZES = dict(vocabulary=13, context=6, width=8, heads=2)
+# Four heads of another width than 8 / 4 share two heads of keys and values.
+LLAMA = dict(vocabulary=13, context=6, width=8, heads=4, key_heads=2, head_width=6, inner=10)
 CASES = {
-    "tied_gelu_new": Config(**SIZES, layers=2),
-    "untied_gelu": Config(**SIZES, layers=2, tied=False, activation="gelu"),
-    "shared_layers": Config(**SIZES, layers=4, share_every=2),
-    "document_mask": Config(**SIZES, layers=2, document_mask=True),
+    "tied_gelu_new": gpt2.Config(**SIZES, layers=2),
+    "untied_gelu": gpt2.Config(**SIZES, layers=2, tied=False, activation="gelu"),
+    "shared_layers": gpt2.Config(**SIZES, layers=4, share_every=2),
+    "document_mask": gpt2.Config(**SIZES, layers=2, document_mask=True),
+    "llama": llama.Config(**LLAMA, layers=2),
+    "llama_untied_biases": llama.Config(
+        **LLAMA, layers=2, tied=False, attention_bias=True, mlp_bias=True, document_mask=True,
+        rope=dict(theta=20.0, scaling=dict(kind="llama3", factor=2.0, low=1.0, high=4.0, context=24))),
+    "llama_shared_layers": llama.Config(**LLAMA, layers=4, share_every=2),
 }
 DOCUMENTS = [[0, 0, 1, 1, 1, 2], [5, 5, 5, 5, 6, 6]]
 NO_LOSS = [(0, 1), (1, 3), (1, 5)]  # (row, position) whose target is -1
@@ -46,11 +55,15 @@ def main():
         print(f"{path.name}: {path.stat().st_size} bytes")
 
 
-def golden(config: Config, seed: int) -> dict:
+def family(config):
+    return llama if isinstance(config, llama.Config) else gpt2
+
+
+def golden(config, seed: int) -> dict:
     weights = draw_weights(config, seed)
     tokens, targets = draw_tokens(config, seed)
     documents = torch.tensor(DOCUMENTS) if config.document_mask else None
-    loss_of = lambda w: loss_sum(config, w, tokens, targets, documents)
+    loss_of = lambda w: family(config).loss_sum(config, w, tokens, targets, documents)
 
     loss, gradients = loss_and_gradients(loss_of, weights)
     check_f32(loss_of, weights, loss, gradients)
@@ -74,18 +87,18 @@ def golden(config: Config, seed: int) -> dict:
     }
 
 
-def draw_weights(config: Config, seed: int) -> dict:
+def draw_weights(config, seed: int) -> dict:
     """Large enough that gradients are not tiny: std 0.3, norms around 1, biases around 0."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, shape in shapes(config).items():
-        centre = 1.0 if ".ln_" in f".{name}" and name.endswith("weight") else 0.0
+    for name, shape in family(config).shapes(config).items():
+        centre = 1.0 if len(shape) == 1 and name.endswith("weight") else 0.0
         drawn = centre + 0.3 * torch.randn(shape, generator=generator).double()
         weights[name] = (drawn * 512).round() / 512
     return weights
 
 
-def draw_tokens(config: Config, seed: int):
+def draw_tokens(config, seed: int):
     generator = torch.Generator().manual_seed(1000 + seed)
     text = torch.randint(config.vocabulary, (2, config.context + 1), generator=generator)
     tokens, targets = text[:, :-1].clone(), text[:, 1:].clone()

@@ -5,10 +5,12 @@ use super::lanes::{LANES, Lanes};
 use super::maths::{erf, exp};
 use crate::engine::Activation;
 
-/// Elements that one task takes.
-pub const TASK: usize = 16 * 1024;
+/// Rows of so many elements that one task takes.
+pub fn rows(width: usize) -> usize {
+    (16 * 1024_usize).div_ceil(width.max(1))
+}
 
-/// `out = activation(x)`.
+/// `out = activation(x)`, but for SwiGLU, which takes two rows for one: see [`Gate`].
 pub struct Activate<'a> {
     pub activation: Activation,
     pub x: &'a [f32],
@@ -22,7 +24,9 @@ impl Kernel for Activate<'_> {
     fn run<V: Lanes>(self) {
         let pairs = self.x.chunks(LANES).zip(self.out.chunks_mut(LANES));
         match self.activation {
-            Activation::Identity => pairs.for_each(|(x, out)| out.copy_from_slice(x)),
+            Activation::Identity | Activation::SwiGlu => {
+                pairs.for_each(|(x, out)| out.copy_from_slice(x));
+            }
             Activation::Gelu => {
                 for (x, out) in pairs {
                     let x = V::load_some(x, 0.0);
@@ -53,7 +57,7 @@ impl Kernel for MultiplySlope<'_> {
     fn run<V: Lanes>(self) {
         let pairs = self.x.chunks(LANES).zip(self.d.chunks_mut(LANES));
         match self.activation {
-            Activation::Identity => {}
+            Activation::Identity | Activation::SwiGlu => {}
             Activation::Gelu => {
                 let (half, height) = (V::splat(-0.5), V::splat(0.398_942_3));
                 for (x, d) in pairs {
@@ -77,6 +81,68 @@ impl Kernel for MultiplySlope<'_> {
             }
         }
     }
+}
+
+/// SwiGLU of rows: `out[n,f] = silu(x[n,..f])·x[n,f..]`.
+pub struct Gate<'a> {
+    pub x: &'a [f32],
+    pub out: &'a mut [f32],
+    pub width: usize,
+}
+
+impl Kernel for Gate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Lanes>(self) {
+        let rows = self.x.chunks_exact(2 * self.width).zip(self.out.chunks_exact_mut(self.width));
+        for (x, out) in rows {
+            let (gate, up) = x.split_at(self.width);
+            let both = gate.chunks(LANES).zip(up.chunks(LANES));
+            for ((gate, up), out) in both.zip(out.chunks_mut(LANES)) {
+                let gate = V::load_some(gate, 0.0);
+                gate.mul(sigmoid(gate)).mul(V::load_some(up, 0.0)).store_some(out);
+            }
+        }
+    }
+}
+
+/// `d_x`, given the gradient `d` of what [`Gate`] gives.
+pub struct GateBackward<'a> {
+    pub x: &'a [f32],
+    pub d: &'a [f32],
+    pub d_x: &'a mut [f32],
+    pub width: usize,
+}
+
+impl Kernel for GateBackward<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Lanes>(self) {
+        let width = self.width;
+        let rows = self.x.chunks_exact(2 * width).zip(self.d.chunks_exact(width));
+        for ((x, d), d_x) in rows.zip(self.d_x.chunks_exact_mut(2 * width)) {
+            let (gate, up) = x.split_at(width);
+            let (d_gate, d_up) = d_x.split_at_mut(width);
+            let operands = gate.chunks(LANES).zip(up.chunks(LANES)).zip(d.chunks(LANES));
+            let results = d_gate.chunks_mut(LANES).zip(d_up.chunks_mut(LANES));
+            for (((gate, up), d), (d_gate, d_up)) in operands.zip(results) {
+                let (gate, up) = (V::load_some(gate, 0.0), V::load_some(up, 0.0));
+                let (d, share) = (V::load_some(d, 0.0), sigmoid(gate));
+                let active = gate.mul(share);
+                // The slope of x·σ(x): σ·(1 + x·(1 − σ)).
+                let slope = active.mul_add(V::splat(1.0).sub(share), share);
+                d.mul(up).mul(slope).store_some(d_gate);
+                d.mul(active).store_some(d_up);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn sigmoid<V: Lanes>(x: V) -> V {
+    V::splat(1.0).div(V::splat(1.0).add(exp(V::zero().sub(x))))
 }
 
 /// 2·√(2/π).

@@ -32,7 +32,7 @@ pub struct Head<'a> {
     pub attention: Attention<'a>,
     /// The sample's documents, `t`.
     pub documents: &'a [u32],
-    /// The sample's `[t, 3·h·w]`: query, key, value.
+    /// The sample's `[t, (h+2k)·w]`: query, key, value.
     pub qkv: &'a [f32],
     pub dropout: Dropout<'a>,
     /// The sample's row in the microbatch.
@@ -80,9 +80,8 @@ impl<'a> Head<'a> {
 
     /// All queries (0), keys (1) or values (2), a row for each position.
     fn part(&self, which: usize) -> Matrix<'a> {
-        let width = self.attention.heads * self.attention.head_width;
-        let first = which * width + self.head * self.attention.head_width;
-        Matrix { data: &self.qkv[first..], down: 3 * width, right: 1 }
+        let first = self.attention.place(which, self.head);
+        Matrix { data: &self.qkv[first..], down: self.attention.qkv_width(), right: 1 }
     }
 
     fn scale(&self) -> f32 {

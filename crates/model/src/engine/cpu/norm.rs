@@ -1,4 +1,4 @@
-//! Layer normalisation, forward and backward.
+//! Normalisation, forward and backward.
 
 use rayon::prelude::*;
 
@@ -14,11 +14,14 @@ const STRIPE: usize = 4 * LANES;
 #[derive(Clone, Copy)]
 pub struct NormWeights<'a> {
     pub weight: &'a [f32],
+    /// Empty in one that is not centred.
     pub bias: &'a [f32],
     pub epsilon: f32,
+    /// Whether the mean is taken away.
+    pub centred: bool,
 }
 
-/// `out = norm(x)`, rows of both as many; each row's mean and 1/√(variance + ε) to `statistics`.
+/// `out = norm(x)`, rows of both as many; each row's mean (0 where it stays) and 1/√(variance + ε) to `statistics`.
 pub fn normalise(isa: Isa, x: &[f32], norm: NormWeights<'_>, out: &mut [f32], statistics: &mut [f32]) {
     let d = norm.weight.len();
     out.par_chunks_mut(TASK * d)
@@ -38,7 +41,7 @@ pub fn normalise_again(isa: Isa, x: &[f32], norm: NormWeights<'_>, statistics: &
 pub struct Backward<'a> {
     pub x: &'a [f32],
     pub statistics: &'a [f32],
-    pub weight: &'a [f32],
+    pub norm: NormWeights<'a>,
     pub d_out: &'a [f32],
     pub d_x: &'a mut [f32],
 }
@@ -53,11 +56,16 @@ pub fn add_gradients(
     d_bias: &mut [f32],
 ) {
     let d = d_weight.len();
-    d_weight.par_chunks_mut(STRIPE).zip(d_bias.par_chunks_mut(STRIPE)).enumerate().for_each(
-        |(stripe, (d_weight, d_bias))| {
-            isa.run(Gradients { x, statistics, d_out, d, first: stripe * STRIPE, d_weight, d_bias });
-        },
-    );
+    let add = |stripe: usize, d_weight: &mut [f32], d_bias: &mut [f32]| {
+        isa.run(Gradients { x, statistics, d_out, d, first: stripe * STRIPE, d_weight, d_bias });
+    };
+    let weights = d_weight.par_chunks_mut(STRIPE).enumerate();
+    if d_bias.is_empty() {
+        weights.for_each(|(stripe, d_weight)| add(stripe, d_weight, &mut []));
+    } else {
+        let both = weights.zip(d_bias.par_chunks_mut(STRIPE));
+        both.for_each(|((stripe, d_weight), d_bias)| add(stripe, d_weight, d_bias));
+    }
 }
 
 /// `sums += Σ rows of a`, in their order.
@@ -85,11 +93,14 @@ impl Kernel for Normalise<'_> {
         for ((x, out), statistics) in
             self.x.chunks_exact(d).zip(self.out.chunks_exact_mut(d)).zip(self.statistics.chunks_exact_mut(2))
         {
-            let mut sum = V::zero();
-            for x in x.chunks(LANES) {
-                sum = sum.add(V::load_some(x, 0.0));
+            let mut mean = 0.0;
+            if self.norm.centred {
+                let mut sum = V::zero();
+                for x in x.chunks(LANES) {
+                    sum = sum.add(V::load_some(x, 0.0));
+                }
+                mean = sum.sum() / count;
             }
-            let mean = sum.sum() / count;
             let mut sum = V::zero();
             for x in x.chunks(LANES) {
                 let off = V::load_some(x, mean).sub(V::splat(mean));
@@ -126,10 +137,11 @@ impl Kernel for NormaliseAgain<'_> {
 #[inline(always)]
 fn scale_row<V: Lanes>(x: &[f32], norm: NormWeights<'_>, mean: f32, scale: f32, out: &mut [f32]) {
     let (mean, scale) = (V::splat(mean), V::splat(scale));
-    let weights = norm.weight.chunks(LANES).zip(norm.bias.chunks(LANES));
-    for ((x, (weight, bias)), out) in x.chunks(LANES).zip(weights).zip(out.chunks_mut(LANES)) {
+    let mut bias = norm.bias.chunks(LANES);
+    for ((x, weight), out) in x.chunks(LANES).zip(norm.weight.chunks(LANES)).zip(out.chunks_mut(LANES)) {
         let hat = V::load_some(x, 0.0).sub(mean).mul(scale);
-        hat.mul_add(V::load_some(weight, 0.0), V::load_some(bias, 0.0)).store_some(out);
+        let bias = bias.next().map_or(V::zero(), |bias| V::load_some(bias, 0.0));
+        hat.mul_add(V::load_some(weight, 0.0), bias).store_some(out);
     }
 }
 
@@ -138,24 +150,24 @@ impl Kernel for Backward<'_> {
 
     #[inline(always)]
     fn run<V: Lanes>(self) {
-        let d = self.weight.len();
+        let weight = self.norm.weight;
+        let d = weight.len();
         let rows = self.x.chunks_exact(d).zip(self.d_out.chunks_exact(d));
         for (((x, d_out), d_x), statistics) in
             rows.zip(self.d_x.chunks_exact_mut(d)).zip(self.statistics.chunks_exact(2))
         {
             let (mean, scale) = (V::splat(statistics[0]), V::splat(statistics[1]));
             let (mut sum, mut sum_with_x) = (V::zero(), V::zero());
-            for ((x, d_out), weight) in
-                x.chunks(LANES).zip(d_out.chunks(LANES)).zip(self.weight.chunks(LANES))
-            {
+            for ((x, d_out), weight) in x.chunks(LANES).zip(d_out.chunks(LANES)).zip(weight.chunks(LANES)) {
                 let d_hat = V::load_some(d_out, 0.0).mul(V::load_some(weight, 0.0));
                 let hat = V::load_some(x, 0.0).sub(mean).mul(scale);
                 sum = sum.add(d_hat);
                 sum_with_x = d_hat.mul_add(hat, sum_with_x);
             }
-            let mean_d = V::splat(sum.sum() / d as f32);
+            // Only what is taken away depends on all elements alike.
+            let mean_d = if self.norm.centred { V::splat(sum.sum() / d as f32) } else { V::zero() };
             let mean_with_x = V::splat(-(sum_with_x.sum() / d as f32));
-            let operands = x.chunks(LANES).zip(d_out.chunks(LANES)).zip(self.weight.chunks(LANES));
+            let operands = x.chunks(LANES).zip(d_out.chunks(LANES)).zip(weight.chunks(LANES));
             for (((x, d_out), weight), d_x) in operands.zip(d_x.chunks_mut(LANES)) {
                 let d_hat = V::load_some(d_out, 0.0).mul(V::load_some(weight, 0.0));
                 let hat = V::load_some(x, 0.0).sub(mean).mul(scale);

@@ -5,15 +5,15 @@ use rayon::prelude::*;
 
 use super::isa::Kernel;
 use super::lanes::{LANES, Lanes};
-use super::product::{DEPTH, Matrix, Start, Workshop};
+use super::product::{DEPTH, Matrix, Start, Workshop, pack};
 
 /// Columns, or words, that one task takes.
 const TASK: usize = 512;
 /// Rows of the right side that are read side by side.
 const AT_ONCE: usize = 4;
 
-/// `out[n] = start + left[depth]·right[depth,n]`, with rows of `right` in memory: the sums run as in `product`, so their
-/// bits are the same.
+/// `out[n] = start + left[depth]·right[depth,n]`, with rows or columns of `right` in memory: the sums run as in `product`, so
+/// their bits are the same.
 pub fn product(
     shop: &Workshop,
     out: &mut [f32],
@@ -29,8 +29,12 @@ pub fn product(
             Start::Row(row) => out.copy_from_slice(&row[first..][..out.len()]),
             Start::Present => {}
         }
-        let right = Matrix { data: &right.data[first..], ..right };
-        shop.isa.run(AddProduct { left, right, depth, out });
+        let right = Matrix { data: &right.data[first * right.right..], ..right };
+        if right.right == 1 {
+            shop.isa.run(AddProduct { left, right, depth, out });
+        } else {
+            shop.isa.run(AddProductOfColumns { left, right, depth, out });
+        }
     });
 }
 
@@ -73,6 +77,38 @@ impl Kernel for AddProduct<'_> {
             }
             for (out, sum) in out.chunks_mut(LANES).zip(sums.chunks(LANES)) {
                 V::load_some(out, 0.0).add(V::load_some(sum, 0.0)).store_some(out);
+            }
+        }
+    }
+}
+
+/// The same where columns of `right` are in memory. Sixteen at a time are packed: sums must run over the depth one after
+/// another, so a vector holds sixteen of them.
+struct AddProductOfColumns<'a> {
+    left: Matrix<'a>,
+    right: Matrix<'a>,
+    depth: usize,
+    out: &'a mut [f32],
+}
+
+impl Kernel for AddProductOfColumns<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Lanes>(self) {
+        let AddProductOfColumns { left, right, depth, out } = self;
+        let mut panel = [0.0; DEPTH * LANES];
+        for (number, out) in out.chunks_mut(LANES).enumerate() {
+            let first = number * LANES;
+            for begin in (0..depth).step_by(DEPTH) {
+                let deep = DEPTH.min(depth - begin);
+                let columns = Matrix { data: &right.data[begin * right.down..], ..right }.transposed();
+                pack::<LANES>(&mut panel[..deep * LANES], columns, first..first + out.len(), deep);
+                let mut sum = V::zero();
+                for (k, right) in panel.as_chunks::<LANES>().0[..deep].iter().enumerate() {
+                    sum = V::splat(left.data[(begin + k) * left.right]).mul_add(V::load(right), sum);
+                }
+                V::load_some(out, 0.0).add(sum).store_some(out);
             }
         }
     }

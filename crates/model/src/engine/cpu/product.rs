@@ -83,7 +83,7 @@ impl Workshop {
             return;
         }
         let rows = out.len() / columns;
-        if rows == 1 && right.right == 1 {
+        if rows == 1 && depth > 0 {
             one_row::product(self, out, left, right, depth, start);
             return finish(0, out);
         }
@@ -264,8 +264,9 @@ mod tests {
         let (rows, columns, depth) = (8, 1037, 515);
         let (left, right, bias) =
             (numbers(1, rows * depth), numbers(2, depth * columns), numbers(3, columns));
-        let b = Matrix::of_rows(&right, columns);
-        for isa in Isa::available() {
+        // Rows of the right side in memory, and columns of it.
+        let b = [Matrix::of_rows(&right, columns), Matrix::of_rows(&right, depth).transposed()];
+        for (isa, b) in Isa::available().into_iter().flat_map(|isa| b.map(|b| (isa, b))) {
             let shop = Workshop { isa, heap: Arc::default() };
             let product = |left: &[f32], rows: usize| {
                 let mut out = vec![f32::NAN; rows * columns];

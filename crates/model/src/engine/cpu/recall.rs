@@ -1,6 +1,6 @@
 //! Attention of a text's last token, over keys and values that are remembered.
 //!
-//! Of each head first all keys, `[w, capacity]`, then all values, `[capacity, w]`: so a vector holds the same element of
+//! Of each head of keys and values first all keys, `[w, capacity]`, then all values, `[capacity, w]`: so a vector holds the same element of
 //! sixteen keys, and the other way round of one value.
 
 use super::isa::Kernel;
@@ -10,16 +10,16 @@ use crate::engine::Attention;
 
 /// Puts the keys and values of tokens behind those that are known.
 pub fn remember(attention: Attention<'_>, qkv: &[f32], known: usize, memory: &mut [f32]) {
-    let Attention { heads, head_width, .. } = attention;
-    let (width, capacity) = (heads * head_width, memory.len() / (2 * heads * head_width));
-    for (head, memory) in memory.chunks_exact_mut(2 * capacity * head_width).enumerate() {
+    let (width, key_width, head_width) = (attention.width(), attention.key_width(), attention.head_width);
+    let capacity = memory.len() / (2 * key_width);
+    for (key_head, memory) in memory.chunks_exact_mut(2 * capacity * head_width).enumerate() {
         let (keys, values) = memory.split_at_mut(capacity * head_width);
-        for (token, qkv) in qkv.chunks_exact(3 * width).enumerate() {
+        for (token, qkv) in qkv.chunks_exact(attention.qkv_width()).enumerate() {
             let at = known + token;
-            let key = &qkv[width + head * head_width..][..head_width];
+            let key = &qkv[width + key_head * head_width..][..head_width];
+            let value = &qkv[width + key_width + key_head * head_width..][..head_width];
             key.iter().enumerate().for_each(|(i, &x)| keys[i * capacity + at] = x);
-            values[at * head_width..][..head_width]
-                .copy_from_slice(&qkv[2 * width + head * head_width..][..head_width]);
+            values[at * head_width..][..head_width].copy_from_slice(value);
         }
     }
 }

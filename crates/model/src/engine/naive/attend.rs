@@ -13,7 +13,7 @@ pub struct Sample<'a, T> {
     pub attention: Attention<'a>,
     /// The sample's documents, `t`.
     pub documents: &'a [u32],
-    /// `[t, 3·h·w]`: query, key, value.
+    /// `[t, (h+2k)·w]`: query, key, value.
     pub qkv: &'a [T],
     pub dropout: Dropout<'a>,
     /// The sample's row in the microbatch.
@@ -44,7 +44,7 @@ impl<T: Real> Sample<'_, T> {
         }
     }
 
-    /// Writes `d_qkv[t, 3·h·w]`, given what `forward` wrote and the gradient of `out`.
+    /// Writes `d_qkv[t, (h+2k)·w]`, given what `forward` wrote and the gradient of `out`.
     pub fn backward(&self, out: &[T], log_sum_exp: &[T], d_out: &[T], d_qkv: &mut [T]) {
         let (columns, width, w) = self.sizes();
         let scale = self.scale();
@@ -99,7 +99,6 @@ impl<T: Real> Sample<'_, T> {
     }
 
     fn at(&self, which: usize, head: usize, position: usize) -> usize {
-        let (_, width, w) = self.sizes();
-        (position * 3 + which) * width + head * w
+        position * self.attention.qkv_width() + self.attention.place(which, head)
     }
 }

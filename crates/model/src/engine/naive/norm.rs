@@ -1,4 +1,4 @@
-//! Layer normalisation, forward and backward.
+//! Normalisation, forward and backward.
 
 use rayon::prelude::*;
 
@@ -8,8 +8,11 @@ use super::real::Real;
 #[derive(Clone, Copy)]
 pub struct NormWeights<'a, T> {
     pub weight: &'a [T],
+    /// Empty in one that is not centred.
     pub bias: &'a [T],
     pub epsilon: f64,
+    /// Whether the mean is taken away.
+    pub centred: bool,
 }
 
 /// `norm(x)[n,d]`.
@@ -17,10 +20,11 @@ pub fn normalise<T: Real>(x: &[T], norm: NormWeights<'_, T>) -> Vec<T> {
     let d = norm.weight.len();
     let mut out = vec![T::ZERO; x.len()];
     out.par_chunks_mut(d).zip(x.par_chunks(d)).with_min_len(16).for_each(|(out_row, x_row)| {
-        let (mean, scale) = statistics(x_row, norm.epsilon);
+        let (mean, scale) = statistics(x_row, norm);
         for i in 0..d {
-            out_row[i] = (x_row[i] - mean) * scale * norm.weight[i] + norm.bias[i];
+            out_row[i] = (x_row[i] - mean) * scale * norm.weight[i];
         }
+        out_row.iter_mut().zip(norm.bias).for_each(|(out, &bias)| *out += bias);
     });
     out
 }
@@ -38,12 +42,13 @@ pub fn normalise_backward<T: Real>(
     let count = T::of(d as f64);
     d_x.par_chunks_mut(d).zip(x.par_chunks(d).zip(d_out.par_chunks(d))).with_min_len(16).for_each(
         |(d_x_row, (x_row, d_row))| {
-            let (mean, scale) = statistics(x_row, norm.epsilon);
+            let (mean, scale) = statistics(x_row, norm);
             let mut sum = T::ZERO;
             let mut sum_with_x = T::ZERO;
             for i in 0..d {
                 let d_hat = d_row[i] * norm.weight[i];
-                sum += d_hat;
+                // What is taken away depends on every element.
+                sum += if norm.centred { d_hat } else { T::ZERO };
                 sum_with_x += d_hat * ((x_row[i] - mean) * scale);
             }
             for i in 0..d {
@@ -54,18 +59,19 @@ pub fn normalise_backward<T: Real>(
         },
     );
     for (x_row, d_row) in x.chunks_exact(d).zip(d_out.chunks_exact(d)) {
-        let (mean, scale) = statistics(x_row, norm.epsilon);
+        let (mean, scale) = statistics(x_row, norm);
         for i in 0..d {
             d_weight[i] += d_row[i] * ((x_row[i] - mean) * scale);
-            d_bias[i] += d_row[i];
         }
+        d_bias.iter_mut().zip(d_row).for_each(|(sum, &d)| *sum += d);
     }
 }
 
-/// Mean and 1/√(variance + ε) of a row.
-fn statistics<T: Real>(row: &[T], epsilon: f64) -> (T, T) {
+/// Mean and 1/√(variance + ε) of a row; around 0, where the mean is not taken away.
+fn statistics<T: Real>(row: &[T], norm: NormWeights<'_, T>) -> (T, T) {
     let count = T::of(row.len() as f64);
-    let mean = row.iter().fold(T::ZERO, |sum, &x| sum + x) / count;
+    let sum = if norm.centred { row.iter().fold(T::ZERO, |sum, &x| sum + x) } else { T::ZERO };
+    let mean = sum / count;
     let variance = row.iter().fold(T::ZERO, |sum, &x| sum + (x - mean) * (x - mean)) / count;
-    (mean, T::ONE / (variance + T::of(epsilon)).sqrt())
+    (mean, T::ONE / (variance + T::of(norm.epsilon)).sqrt())
 }

@@ -1,12 +1,16 @@
-//! The GPT-2 family, written once on an [`Engine`]'s operations: forward and explicit backward of each unit.
+//! Decoder-only transformers, written once on an [`Engine`]'s operations: forward and explicit backward of each unit.
+//! A family (`gpt2`, `llama`) says which parameters there are and what they are here.
 //!
 //! A model is a list of units: the embedding, the blocks, the head. A unit does not know that it stands in
 //! stage 3 of 5, nor whose microbatch it computes.
 //!
 //! Dropout sites of a layer position: 0 embedding or attention output, 1 attention weights, 2 feed-forward.
 
-use crate::config::Architecture;
-use crate::engine::{Activation, Attention, Engine, Linear, Norm, Shape, Span};
+mod gpt2;
+mod llama;
+
+use crate::config::{Architecture, Family};
+use crate::engine::{Activation, Attention, Dtype, Engine, Linear, Norm, Shape, Span};
 use crate::layout::{Initial, Parameter};
 use crate::random::Dropout;
 
@@ -30,53 +34,29 @@ impl Architecture {
 
     /// The parameters that a unit uses, in the order of its layout. A norm's bias follows its weight.
     pub fn parameters(&self, unit: Unit) -> Vec<Parameter> {
-        let (d, f) = (self.width, self.inner);
-        let parameter =
-            |name: String, shape: &[usize], initial| Parameter { name, shape: shape.into(), initial };
-        let normal = Initial::Normal(self.init_std);
-        // GPT-2 starts what is added to the residual stream smaller, by the square root of how often that happens.
-        let residual = Initial::Normal(self.init_std / (2.0 * self.layers as f64).sqrt());
-        match unit {
-            Unit::Embedding => vec![
-                parameter("wte.weight".into(), &[self.vocabulary, d], normal),
-                parameter("wpe.weight".into(), &[self.context, d], normal),
-            ],
-            Unit::Block(layer) => {
-                let mut list = Vec::new();
-                let shared = layer / self.share_every;
-                let mut pair = |name: &str, weight: &[usize], bias: usize, initial| {
-                    list.push(parameter(format!("h.{shared}.{name}.weight"), weight, initial));
-                    list.push(parameter(format!("h.{shared}.{name}.bias"), &[bias], Initial::Zeros));
-                };
-                pair("ln_1", &[d], d, Initial::Ones);
-                pair("attn.c_attn", &[d, 3 * d], 3 * d, normal);
-                pair("attn.c_proj", &[d, d], d, residual);
-                pair("ln_2", &[d], d, Initial::Ones);
-                pair("mlp.c_fc", &[d, f], f, normal);
-                pair("mlp.c_proj", &[f, d], d, residual);
-                list
-            }
-            Unit::Head => vec![
-                parameter("ln_f.weight".into(), &[d], Initial::Ones),
-                parameter("ln_f.bias".into(), &[d], Initial::Zeros),
-                parameter(
-                    if self.tied { "wte.weight" } else { "lm_head.weight" }.into(),
-                    &[self.vocabulary, d],
-                    normal,
-                ),
-            ],
+        match self.family {
+            Family::Gpt2 => gpt2::parameters(self, unit),
+            Family::Llama => llama::parameters(self, unit),
         }
     }
 
     /// Multiplications and additions of a forward pass, for each token.
     pub fn forward_operations(&self, unit: Unit) -> u64 {
         let (d, f) = (self.width as u64, self.inner as u64);
+        let (attended, qkv) = (self.attended() as u64, self.qkv() as u64);
         match unit {
             Unit::Embedding => d,
-            Unit::Block(_) => 2 * (4 * d * d + 2 * d * f) + 2 * self.context as u64 * d,
+            Unit::Block(_) => {
+                let into_inner = self.activation.takes() as u64 * f;
+                2 * d * (qkv + attended + into_inner + f) + 2 * self.context as u64 * attended
+            }
             Unit::Head => 2 * d * self.vocabulary as u64,
         }
     }
+}
+
+fn parameter(name: String, shape: &[usize], initial: Initial) -> Parameter {
+    Parameter { name, shape: shape.into(), initial }
 }
 
 /// Where a unit's parameters stand in a flat vector: of weights, or of gradients.
@@ -86,8 +66,8 @@ pub enum Places {
     Embedding {
         /// Table of tokens.
         tokens: Span,
-        /// Table of positions.
-        positions: Span,
+        /// Table of positions, in a family that has one.
+        positions: Option<Span>,
     },
     /// A block's.
     Block(Box<BlockPlaces>),
@@ -114,24 +94,34 @@ pub struct BlockPlaces {
 impl Places {
     /// From the spans of [`Architecture::parameters`], in that order.
     pub fn new(architecture: &Architecture, unit: Unit, spans: &[Span]) -> Places {
-        let (d, f) = (architecture.width, architecture.inner);
-        let norm =
-            |i: usize| Norm { weight: spans[i], bias: spans[i + 1], epsilon: architecture.norm_epsilon };
-        let linear =
-            |i: usize, inputs, outputs| Linear { weight: spans[i], bias: spans[i + 1], inputs, outputs };
-        match unit {
-            Unit::Embedding => Places::Embedding { tokens: spans[0], positions: spans[1] },
-            Unit::Block(_) => Places::Block(Box::new(BlockPlaces {
-                attention_norm: norm(0),
-                attention_in: linear(2, d, 3 * d),
-                attention_out: linear(4, d, d),
-                mlp_norm: norm(6),
-                mlp_in: linear(8, d, f),
-                mlp_out: linear(10, f, d),
-            })),
-            Unit::Head => Places::Head { norm: norm(0), table: spans[2] },
+        match architecture.family {
+            Family::Gpt2 => gpt2::places(architecture, unit, spans),
+            Family::Llama => llama::places(architecture, unit, spans),
         }
     }
+}
+
+/// Cosines and sines by which positions turn queries and keys, `[n, w]`: for [`Engine::rotate`].
+pub fn rotation<E: Engine>(engine: &E, architecture: &Architecture, positions: &[u32]) -> Option<E::Buffer> {
+    if architecture.family != Family::Llama {
+        return None;
+    }
+    let speeds = architecture.rope.speeds(architecture.head_width);
+    let mut rotation = engine.zeros(positions.len() * architecture.head_width);
+    let mut row = Vec::new();
+    for (n, &position) in positions.iter().enumerate() {
+        row.clear();
+        let mut push = |x: f64| match engine.dtype() {
+            Dtype::F32 => row.extend_from_slice(&(x as f32).to_le_bytes()),
+            Dtype::F64 => row.extend_from_slice(&x.to_le_bytes()),
+        };
+        // Sine and cosine are `libm`'s, not the system's: peers of one numerics class must agree.
+        let angles = || speeds.iter().map(|speed| f64::from(position as f32 * speed));
+        angles().for_each(|angle| push(libm::cos(angle)));
+        angles().for_each(|angle| push(libm::sin(angle)));
+        engine.write(&mut rotation, n * architecture.head_width, &row);
+    }
+    Some(rotation)
 }
 
 /// What all units of a stage see of one microbatch.
@@ -148,6 +138,8 @@ pub struct Pass<'a, E: Engine> {
     pub tokens: &'a [u32],
     /// Position of each token.
     pub positions: &'a [u32],
+    /// What [`rotation`] makes of them; none in a family that embeds them.
+    pub rotation: Option<E::Buffer>,
     /// Document of each token.
     pub documents: &'a [u32],
     /// Global sample number of each row.
@@ -174,12 +166,13 @@ pub struct BlockKept<E: Engine> {
 
 /// Elements that a block keeps for each token in [`BlockKept`]'s buffers, besides what the engine wants.
 pub fn block_kept_elements(architecture: &Architecture) -> usize {
-    6 * architecture.width + architecture.inner
+    let Architecture { width, inner, activation, .. } = *architecture;
+    2 * width + architecture.qkv() + architecture.attended() + activation.takes() * inner
 }
 
 impl<E: Engine> Pass<'_, E> {
     /// Embeds the tokens.
-    pub fn embed(&self, tokens: Span, positions: Span) -> E::Buffer {
+    pub fn embed(&self, tokens: Span, positions: Option<Span>) -> E::Buffer {
         let dropout = self.dropout(self.architecture.embedding_dropout, 0, 0);
         self.engine.embed(
             self.shape,
@@ -193,8 +186,14 @@ impl<E: Engine> Pass<'_, E> {
         )
     }
 
-    /// Adds to the gradients of both tables.
-    pub fn embed_backward(&self, d_out: &E::Buffer, grads: &mut E::Buffer, tokens: Span, positions: Span) {
+    /// Adds to the gradients of the tables.
+    pub fn embed_backward(
+        &self,
+        d_out: &E::Buffer,
+        grads: &mut E::Buffer,
+        tokens: Span,
+        positions: Option<Span>,
+    ) {
         let dropout = self.dropout(self.architecture.embedding_dropout, 0, 0);
         self.engine.embed_backward(
             self.shape,
@@ -213,7 +212,8 @@ impl<E: Engine> Pass<'_, E> {
     pub fn block(&self, layer: usize, at: &BlockPlaces, x: E::Buffer) -> (E::Buffer, BlockKept<E>) {
         let (engine, weights, shape) = (self.engine, self.weights, self.shape);
         let [after_attention, of_attention, after_mlp] = self.block_dropouts(layer);
-        let (qkv, attention_in) = engine.norm_linear(&x, weights, at.attention_norm, at.attention_in);
+        let (mut qkv, attention_in) = engine.norm_linear(&x, weights, at.attention_norm, at.attention_in);
+        self.rotate(&mut qkv, false);
         let (attended, attention) = engine.attention(shape, self.attention(), &qkv, of_attention);
         let (middle, attention_out) = engine.linear_residual(
             shape,
@@ -254,7 +254,8 @@ impl<E: Engine> Pass<'_, E> {
     ) -> E::Buffer {
         let (engine, weights, shape) = (self.engine, self.weights, self.shape);
         let none = Dropout::none();
-        let (qkv, _) = engine.norm_linear(x, weights, at.attention_norm, at.attention_in);
+        let (mut qkv, _) = engine.norm_linear(x, weights, at.attention_norm, at.attention_in);
+        self.rotate(&mut qkv, false);
         engine.remember(self.attention(), &qkv, known, memory);
         let attended = match known {
             0 => engine.attention(shape, self.attention(), &qkv, none).0,
@@ -316,7 +317,7 @@ impl<E: Engine> Pass<'_, E> {
             grads,
             to.attention_out,
         );
-        let d_qkv = engine.attention_backward(
+        let mut d_qkv = engine.attention_backward(
             shape,
             self.attention(),
             &kept.qkv,
@@ -325,6 +326,7 @@ impl<E: Engine> Pass<'_, E> {
             of_attention,
             &d_attended,
         );
+        self.rotate(&mut d_qkv, true);
         engine.norm_linear_backward(
             &kept.x,
             &kept.attention_in,
@@ -342,8 +344,15 @@ impl<E: Engine> Pass<'_, E> {
     fn attention(&self) -> Attention<'_> {
         Attention {
             heads: self.architecture.heads,
-            head_width: self.architecture.width / self.architecture.heads,
+            key_heads: self.architecture.key_heads,
+            head_width: self.architecture.head_width,
             documents: self.documents,
+        }
+    }
+
+    fn rotate(&self, qkv: &mut E::Buffer, back: bool) {
+        if let Some(rotation) = &self.rotation {
+            self.engine.rotate(self.attention(), rotation, qkv, back);
         }
     }
 

@@ -28,8 +28,12 @@ fn half_gradients(lots: Lots, reduce: Reduce) -> usize {
         Reduce::Fast => 2,
     };
     // One is being computed, and one, with which its lot is complete, waits for the verdict. Unless a lot is one microbatch,
-    // two more lots are open, and half the time a third, measured.
-    let open = if lots.microbatches <= lots.lots { 0 } else { 5 };
+    // two more lots are open, and those of who is given more at a time lie further apart: half the time one more, measured.
+    let open = match reduce {
+        _ if lots.microbatches <= lots.lots => 0,
+        Reduce::Exact => 5,
+        Reduce::Fast => 4,
+    };
     let computing = 4 + open + sealed;
     // The reduced one, and the part of it that the worker has added up for the others; half of it, of two replicas.
     let reducing = sealed + 3;

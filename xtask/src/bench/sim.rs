@@ -29,7 +29,7 @@ const MUSTS: &[(&str, &str, Must)] = &[
 
 pub fn run(arguments: &Arguments) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
-    for which in ["wan", "coordinator", "speeds", "scale", "crowd"] {
+    for which in ["wan", "coordinator", "speeds", "steps", "scale", "crowd"] {
         figures.extend(measure(&[which])?);
     }
     match &arguments.traces {

@@ -61,7 +61,10 @@ def logits(c: Config, w: dict, tokens_bt, documents_bt=None):
 
 def loss_sum(c: Config, w: dict, tokens_bt, targets_bt, documents_bt=None):
     """The sum (not the mean) of cross-entropies over the positions whose target is not -1."""
-    scores_btv = logits(c, w, tokens_bt, documents_bt)
+    return cross_entropies(logits(c, w, tokens_bt, documents_bt), targets_bt)
+
+
+def cross_entropies(scores_btv, targets_bt):
     return F.cross_entropy(scores_btv.flatten(0, 1), targets_bt.flatten(), ignore_index=-1, reduction="sum")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from gpt2 import positions_and_mask
+from gpt2 import cross_entropies, positions_and_mask
 
 NORM_EPSILON = 1e-5
 
@@ -69,9 +69,8 @@ def logits(c: Config, w: dict, tokens_bt, documents_bt=None):
 
 
 def loss_sum(c: Config, w: dict, tokens_bt, targets_bt, documents_bt=None):
-    """The sum (not the mean) of cross-entropies over the positions whose target is not -1."""
-    scores_btv = logits(c, w, tokens_bt, documents_bt)
-    return F.cross_entropy(scores_btv.flatten(0, 1), targets_bt.flatten(), ignore_index=-1, reduction="sum")
+    """As GPT-2's."""
+    return cross_entropies(logits(c, w, tokens_bt, documents_bt), targets_bt)
 
 
 def angles(c: Config, positions_bt):

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use starling_corpus::Problem;
 
-use crate::engine::Activation;
+use crate::engine::{Activation, Attention};
 
 /// Positions of a sample are numbered in 20 bits where dropout names its random numbers.
 const MOST_CONTEXT: usize = 1 << 20;
@@ -333,14 +333,10 @@ impl Rope {
 }
 
 impl Architecture {
-    /// Elements of a token's queries, and of what it attends to.
-    pub fn attended(&self) -> usize {
-        self.heads * self.head_width
-    }
-
-    /// Elements of a token's queries, keys and values.
-    pub fn qkv(&self) -> usize {
-        self.attended() + 2 * self.key_heads * self.head_width
+    /// Its attention, in these documents.
+    pub fn attention<'a>(&self, documents: &'a [u32]) -> Attention<'a> {
+        let Architecture { heads, key_heads, head_width, .. } = *self;
+        Attention { heads, key_heads, head_width, documents }
     }
 
     /// Elements of all parameters, each counted once.

@@ -85,12 +85,8 @@ pub struct Work {
     pub width: usize,
     /// Of the feed-forward part: what goes into its activation, for each token.
     pub inner: usize,
-    /// Of attention.
-    pub heads: usize,
-    /// Of attention's keys and values.
-    pub key_heads: usize,
-    /// Of one of them.
-    pub head_width: usize,
+    /// Of attention, in documents that are nobody's.
+    pub attention: Attention<'static>,
     /// Of the head; 0 without one.
     pub vocabulary: usize,
 }
@@ -389,7 +385,7 @@ pub trait Engine: Send + Sync + 'static {
     /// Elements that are at work on one microbatch, besides its gradient and what is kept.
     fn working_elements(&self, work: Work) -> u128 {
         // Backward of the feed-forward part: its input, what becomes active of it, slopes, gradients of both.
-        work.tokens() * 4 * (work.inner + work.width.max(work.heads * work.head_width)) as u128
+        work.tokens() * 4 * (work.inner + work.width.max(work.attention.width())) as u128
     }
 
     /// One update of the parameter at `span`: weights and moments in place, from `gradient[gradient_span]`.

@@ -43,7 +43,8 @@ impl Architecture {
     /// Multiplications and additions of a forward pass, for each token.
     pub fn forward_operations(&self, unit: Unit) -> u64 {
         let (d, f) = (self.width as u64, self.inner as u64);
-        let (attended, qkv) = (self.attended() as u64, self.qkv() as u64);
+        let attention = self.attention(&[]);
+        let (attended, qkv) = (attention.width() as u64, attention.qkv_width() as u64);
         match unit {
             Unit::Embedding => d,
             Unit::Block(_) => {
@@ -167,7 +168,8 @@ pub struct BlockKept<E: Engine> {
 /// Elements that a block keeps for each token in [`BlockKept`]'s buffers, besides what the engine wants.
 pub fn block_kept_elements(architecture: &Architecture) -> usize {
     let Architecture { width, inner, activation, .. } = *architecture;
-    2 * width + architecture.qkv() + architecture.attended() + activation.takes() * inner
+    let attention = architecture.attention(&[]);
+    2 * width + attention.qkv_width() + attention.width() + activation.takes() * inner
 }
 
 impl<E: Engine> Pass<'_, E> {
@@ -342,12 +344,7 @@ impl<E: Engine> Pass<'_, E> {
     }
 
     fn attention(&self) -> Attention<'_> {
-        Attention {
-            heads: self.architecture.heads,
-            key_heads: self.architecture.key_heads,
-            head_width: self.architecture.head_width,
-            documents: self.documents,
-        }
+        self.architecture.attention(self.documents)
     }
 
     fn rotate(&self, qkv: &mut E::Buffer, back: bool) {

@@ -126,6 +126,23 @@ impl Scenario {
         }
     }
 
+    /// Peers that are all alike, ten microbatches a second each, in so many sites with a driver each, and links between sites
+    /// as inside them: what they do not do is the schedule's doing.
+    pub fn alike(sites: u16, stages: u16, replicas: usize, lots: Lots, reduce: Reduce) -> Scenario {
+        let mut scenario = Scenario::small(1, stages, replicas);
+        let spec = &mut scenario.spec;
+        (spec.lots, spec.reduce, spec.checkpoint_every) = (lots, reduce, 0);
+        spec.elements = vec![256]; // Enough that every member can own a part.
+        spec.tuning.jobs = 128;
+        for (number, peer) in scenario.peers.iter_mut().enumerate() {
+            *peer = Peer { site: SiteId(number as u16 % sites), speed: 10.0, jitter: 0.02, joins_us: 0 };
+        }
+        scenario.drivers = (0..sites).map(SiteId).collect();
+        scenario.between = scenario.inside;
+        scenario.patience_us = u64::MAX / 4;
+        scenario
+    }
+
     /// The first stage and the last use the same parameters from now on, if they are two.
     pub fn share(&mut self) {
         let ends = vec![StageId(0), StageId(self.spec.stages.saturating_sub(1))];

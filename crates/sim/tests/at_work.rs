@@ -4,23 +4,14 @@
 
 use starling_sim::scenario::Scenario;
 use starling_sim::world::World;
-use starling_swarm::ids::{SiteId, Step};
+use starling_swarm::ids::Step;
 use starling_swarm::lots::Lots;
 use starling_swarm::spec::Reduce;
 
 /// The share of the time in which peers were at work, from the end of the second step to the end of the last.
 fn at_work(sites: u16, (stages, replicas): (u16, usize), lots: Lots, reduce: Reduce) -> f64 {
-    let mut scenario = Scenario::small(1, stages, replicas);
-    let spec = &mut scenario.spec;
-    (spec.lots, spec.reduce, spec.steps, spec.checkpoint_every) = (lots, reduce, Step(5), 0);
-    spec.tuning.jobs = 128;
-    scenario.patience_us = u64::MAX / 4;
-    for (number, peer) in scenario.peers.iter_mut().enumerate() {
-        (peer.speed, peer.jitter) = (10.0, 0.02);
-        peer.site = SiteId(number as u16 % sites);
-    }
-    scenario.drivers = (0..sites).map(SiteId).collect();
-    scenario.between = scenario.inside;
+    let mut scenario = Scenario::alike(sites, stages, replicas, lots, reduce);
+    scenario.spec.steps = Step(5);
     let commits = World::new(&scenario).run().unwrap().commits_us;
     let took_s = (commits[commits.len() - 1] - commits[1]) as f64 / 1e6;
     f64::from(lots.microbatches) * (commits.len() - 2) as f64 / (10.0 * replicas as f64) / took_s

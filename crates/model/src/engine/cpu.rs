@@ -28,7 +28,7 @@ use rayon::prelude::*;
 pub use self::buffer::Buffer;
 pub use self::isa::{Isa, IsaError};
 
-use self::activate::{Activate, Gate, GateBackward, MultiplySlope};
+use self::activate::{Activate, GateBackward, MultiplySlope};
 use self::attend::{Head, Sizes};
 use self::buffer::Heap;
 use self::norm::NormWeights;
@@ -508,12 +508,11 @@ impl Engine for Cpu {
     fn working_elements(&self, work: Work) -> u128 {
         // Backward of a block, at its widest: gradients of the stream, of attention's output, of queries, keys and values by
         // head and by token; or of the inner part, and what is active of it. As much as an inner part lies between them.
-        let attended = work.heads * work.head_width;
-        let qkv = attended + 2 * work.key_heads * work.head_width;
+        let (attended, qkv) = (work.attention.width(), work.attention.qkv_width());
         let of_block = work.tokens() * (2 * work.width + 4 * attended + qkv + work.inner) as u128;
         let logits = head::working(work.tokens().min(head::TOKENS as u128) as usize, work.vocabulary);
         let of_head = 3 * work.tokens() * work.width as u128 + logits as u128;
-        let sizes = Sizes::new(work.shape.columns, work.head_width);
+        let sizes = Sizes::new(work.shape.columns, work.attention.head_width);
         let of_thread = product::SLIVERS + attend::Forward::scratch(sizes) + attend::Backward::scratch(sizes);
         let threads = self.pool.current_num_threads();
         let packed = product::packed(work.inner.max(qkv));
@@ -558,13 +557,7 @@ impl Cpu {
         let mut active = self.take(x.len() / activation.takes());
         let task = activate::rows(width) * width;
         let pieces = active.par_chunks_mut(task).zip(x.par_chunks(activation.takes() * task));
-        pieces.for_each(|(out, x)| {
-            if activation == Activation::SwiGlu {
-                self.shop.isa.run(Gate { x, out, width });
-            } else {
-                self.shop.isa.run(Activate { activation, x, out });
-            }
-        });
+        pieces.for_each(|(out, x)| self.shop.isa.run(Activate { activation, x, out, width }));
         Some(active)
     }
 

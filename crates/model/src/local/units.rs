@@ -157,7 +157,7 @@ impl<E: Engine> Units<E> {
 
     /// Room for what each block remembers of a text of so many tokens.
     pub fn memories(&self, tokens: usize) -> Vec<E::Buffer> {
-        let of_token = self.architecture.qkv() - self.architecture.attended();
+        let of_token = 2 * self.architecture.attention(&[]).key_width();
         (0..self.blocks()).map(|_| self.engine.zeros(tokens * of_token)).collect()
     }
 
@@ -277,10 +277,10 @@ impl<E: Engine> Units<E> {
         in_flight: usize,
         keep: Keep,
     ) -> u64 {
-        let Architecture { width, heads, key_heads, head_width, vocabulary, .. } = self.architecture;
+        let Architecture { width, heads, vocabulary, .. } = self.architecture;
         let inner = self.architecture.activation.takes() * self.architecture.inner;
         let vocabulary = if self.is_last() { vocabulary } else { 0 };
-        let work = Work { shape, width, inner, heads, key_heads, head_width, vocabulary };
+        let work = Work { shape, width, inner, attention: self.architecture.attention(&[]), vocabulary };
         let tokens = work.tokens();
         let state = (self.layout.len() * (1 + moments) + gradients) as u128;
         let block = block_kept_elements(&self.architecture) + self.engine.kept_elements(heads);

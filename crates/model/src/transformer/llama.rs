@@ -18,9 +18,9 @@ struct Group {
 
 /// A block's groups: into attention, out of it, into the feed-forward part, out of it.
 fn groups(architecture: &Architecture) -> [Group; 4] {
-    let Architecture { width: d, inner: f, key_heads, head_width, attention_bias, mlp_bias, .. } =
-        *architecture;
-    let (attended, keys) = (architecture.attended(), key_heads * head_width);
+    let Architecture { width: d, inner: f, attention_bias, mlp_bias, .. } = *architecture;
+    let attention = architecture.attention(&[]);
+    let (attended, keys) = (attention.width(), attention.key_width());
     let group = |names, outputs: &[usize], inputs, has_bias| Group {
         names,
         outputs: outputs.into(),

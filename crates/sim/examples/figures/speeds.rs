@@ -2,7 +2,7 @@
 
 use starling_sim::scenario::Scenario;
 use starling_sim::world::World;
-use starling_swarm::ids::{SiteId, Step};
+use starling_swarm::ids::Step;
 use starling_swarm::lots::Lots;
 use starling_swarm::spec::{Reduce, Sync};
 use starling_swarm::time::Span;
@@ -42,21 +42,9 @@ pub fn steps() {
             if !name.contains(&std::env::var("ONLY").unwrap_or_default()) {
                 continue;
             }
-            let mut scenario = Scenario::small(1, stages, replicas);
-            let spec = &mut scenario.spec;
-            spec.reduce = reduce;
-            spec.lots = Lots { microbatches, lots };
-            spec.steps = Step(12);
-            spec.checkpoint_every = 0;
-            spec.elements = vec![256];
-            spec.tuning.jobs = 128;
-            scenario.patience_us = u64::MAX / 4;
-            for (number, peer) in scenario.peers.iter_mut().enumerate() {
-                (peer.speed, peer.jitter) = (10.0, 0.02);
-                peer.site = SiteId((number % sites) as u16);
-            }
-            scenario.drivers = (0..sites as u16).map(SiteId).collect();
-            scenario.between = scenario.inside;
+            let lots = Lots { microbatches, lots };
+            let mut scenario = Scenario::alike(sites, stages, replicas, lots, reduce);
+            scenario.spec.steps = Step(12);
             let outcome = World::new(&scenario).run().expect("nothing fails here");
             let commits = &outcome.commits_us[2..outcome.commits_us.len() - 1];
             let took_s = (commits[commits.len() - 1] - commits[0]) as f64 / 1e6;

@@ -10,11 +10,12 @@ pub fn rows(width: usize) -> usize {
     (16 * 1024_usize).div_ceil(width.max(1))
 }
 
-/// `out = activation(x)`, but for SwiGLU, which takes two rows for one: see [`Gate`].
+/// `out = activation(x)`, rows of `width`; SwiGLU takes two for one.
 pub struct Activate<'a> {
     pub activation: Activation,
     pub x: &'a [f32],
     pub out: &'a mut [f32],
+    pub width: usize,
 }
 
 impl Kernel for Activate<'_> {
@@ -24,9 +25,8 @@ impl Kernel for Activate<'_> {
     fn run<V: Lanes>(self) {
         let pairs = self.x.chunks(LANES).zip(self.out.chunks_mut(LANES));
         match self.activation {
-            Activation::Identity | Activation::SwiGlu => {
-                pairs.for_each(|(x, out)| out.copy_from_slice(x));
-            }
+            Activation::Identity => pairs.for_each(|(x, out)| out.copy_from_slice(x)),
+            Activation::SwiGlu => gate::<V>(self.x, self.out, self.width),
             Activation::Gelu => {
                 for (x, out) in pairs {
                     let x = V::load_some(x, 0.0);
@@ -43,7 +43,7 @@ impl Kernel for Activate<'_> {
     }
 }
 
-/// `d *= slope of the activation at x`.
+/// `d *= slope of the activation at x`, of those that take an element for an element; see [`GateBackward`].
 pub struct MultiplySlope<'a> {
     pub activation: Activation,
     pub x: &'a [f32],
@@ -84,30 +84,19 @@ impl Kernel for MultiplySlope<'_> {
 }
 
 /// SwiGLU of rows: `out[n,f] = silu(x[n,..f])·x[n,f..]`.
-pub struct Gate<'a> {
-    pub x: &'a [f32],
-    pub out: &'a mut [f32],
-    pub width: usize,
-}
-
-impl Kernel for Gate<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<V: Lanes>(self) {
-        let rows = self.x.chunks_exact(2 * self.width).zip(self.out.chunks_exact_mut(self.width));
-        for (x, out) in rows {
-            let (gate, up) = x.split_at(self.width);
-            let both = gate.chunks(LANES).zip(up.chunks(LANES));
-            for ((gate, up), out) in both.zip(out.chunks_mut(LANES)) {
-                let gate = V::load_some(gate, 0.0);
-                gate.mul(sigmoid(gate)).mul(V::load_some(up, 0.0)).store_some(out);
-            }
+#[inline(always)]
+fn gate<V: Lanes>(x: &[f32], out: &mut [f32], width: usize) {
+    for (x, out) in x.chunks_exact(2 * width).zip(out.chunks_exact_mut(width)) {
+        let (gate, up) = x.split_at(width);
+        let both = gate.chunks(LANES).zip(up.chunks(LANES));
+        for ((gate, up), out) in both.zip(out.chunks_mut(LANES)) {
+            let gate = V::load_some(gate, 0.0);
+            gate.mul(sigmoid(gate)).mul(V::load_some(up, 0.0)).store_some(out);
         }
     }
 }
 
-/// `d_x`, given the gradient `d` of what [`Gate`] gives.
+/// `d_x`, given the gradient `d` of what SwiGLU gives.
 pub struct GateBackward<'a> {
     pub x: &'a [f32],
     pub d: &'a [f32],

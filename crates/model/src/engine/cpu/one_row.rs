@@ -30,11 +30,7 @@ pub fn product(
             Start::Present => {}
         }
         let right = Matrix { data: &right.data[first * right.right..], ..right };
-        if right.right == 1 {
-            shop.isa.run(AddProduct { left, right, depth, out });
-        } else {
-            shop.isa.run(AddProductOfColumns { left, right, depth, out });
-        }
+        shop.isa.run(AddProduct { left, right, depth, out });
     });
 }
 
@@ -50,6 +46,14 @@ impl Kernel for AddProduct<'_> {
 
     #[inline(always)]
     fn run<V: Lanes>(self) {
+        if self.right.right == 1 { self.of_rows::<V>() } else { self.of_columns::<V>() }
+    }
+}
+
+impl AddProduct<'_> {
+    /// Rows of the right side are in memory: the result is summed up a few of them at a time.
+    #[inline(always)]
+    fn of_rows<V: Lanes>(self) {
         let AddProduct { left, right, depth, out } = self;
         let columns = out.len();
         let row = |k: usize| (V::splat(left.data[k * left.right]), &right.data[k * right.down..][..columns]);
@@ -80,23 +84,12 @@ impl Kernel for AddProduct<'_> {
             }
         }
     }
-}
 
-/// The same where columns of `right` are in memory. Sixteen at a time are packed: sums must run over the depth one after
-/// another, so a vector holds sixteen of them.
-struct AddProductOfColumns<'a> {
-    left: Matrix<'a>,
-    right: Matrix<'a>,
-    depth: usize,
-    out: &'a mut [f32],
-}
-
-impl Kernel for AddProductOfColumns<'_> {
-    type Output = ();
-
+    /// Columns of it are. Sixteen at a time are packed: sums must run over the depth one after another, so a vector
+    /// holds sixteen of them.
     #[inline(always)]
-    fn run<V: Lanes>(self) {
-        let AddProductOfColumns { left, right, depth, out } = self;
+    fn of_columns<V: Lanes>(self) {
+        let AddProduct { left, right, depth, out } = self;
         let mut panel = [0.0; DEPTH * LANES];
         for (number, out) in out.chunks_mut(LANES).enumerate() {
             let first = number * LANES;

@@ -171,6 +171,13 @@ fn verdict(
         words::bytes(gradient),
         words::seconds(gradient as f64 / arguments.link.bytes_per_s),
     );
+    let values = 1 + run.optimiser.rule().moments() as u64;
+    let state = stages.iter().map(|stage| stage.parameters).max().unwrap_or(0) * values * size;
+    let _ = writeln!(
+        out,
+        "A worker that hands its state to a joiner holds a copy of it meanwhile, and the updates since: up to {} more.",
+        words::bytes(2 * state),
+    );
     if stages.len() > 1 {
         square_cube(out, run, arguments)?;
     }

@@ -221,6 +221,9 @@ pub trait Engine: Send + Sync + 'static {
         None
     }
 
+    /// Takes so much memory from the system now, if the engine keeps any for itself: what is taken later comes out of it.
+    fn reserve(&self, _bytes: u64) {}
+
     /// A buffer of zeros.
     fn zeros(&self, len: usize) -> Self::Buffer;
     /// A buffer with a copy of a piece.

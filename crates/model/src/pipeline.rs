@@ -12,7 +12,7 @@ use crate::engine::cpu::{Cpu, CpuError};
 use crate::engine::emulated::Emulated;
 use crate::engine::naive::Naive;
 use crate::engine::{Engine, Shape};
-use crate::holding::worker_bytes;
+use crate::holding::{device_bytes, worker_bytes};
 use crate::local::{LocalStage, Units};
 use crate::memory;
 use crate::optimiser::Rule;
@@ -65,10 +65,30 @@ pub fn build_stage(
     seed: u64,
     index: usize,
 ) -> Result<Box<dyn Stage>, BuildError> {
-    let range = cut(architecture, train.stages).get(index).cloned();
-    let range = range.ok_or(BuildError::NoStage { index, stages: train.stages })?;
-    let architecture = architecture.clone();
+    let (range, architecture) = (range_of(architecture, train.stages, index)?, architecture.clone());
     Ok(with_engine!(train, engine => Box::new(LocalStage::new(engine, architecture, range, rule, seed))))
+}
+
+/// The same for a worker of a swarm: it has taken the memory that it will need.
+pub fn build_worker(
+    architecture: &Architecture,
+    rule: Rule,
+    (train, reduce): (&TrainConfig, Reduce),
+    seed: u64,
+    index: usize,
+) -> Result<Box<dyn Stage>, BuildError> {
+    let range = range_of(architecture, train.stages, index)?;
+    let size = (rule.moments(), microbatch_shape(architecture, train));
+    Ok(with_engine!(train, engine => {
+        let units = Units::new(engine.clone(), architecture.clone(), range, seed);
+        engine.reserve(device_bytes(&units, size, train, reduce, index));
+        Box::new(LocalStage::with(units, rule, seed))
+    }))
+}
+
+/// The units of a stage.
+fn range_of(architecture: &Architecture, stages: usize, index: usize) -> Result<Range<usize>, BuildError> {
+    cut(architecture, stages).get(index).cloned().ok_or(BuildError::NoStage { index, stages })
 }
 
 /// The numerics class of a run's peers: those of one class agree bit for bit.

@@ -101,8 +101,12 @@ impl Charter {
     /// How this process makes a stage.
     pub fn build(&self) -> Build {
         let architecture = self.run.model.architecture(self.definition.vocabulary);
-        let (rule, train, seed) = (self.run.optimiser.rule(), self.run.train.clone(), self.run.seed);
-        Arc::new(move |stage| pipeline::build_stage(&architecture, rule, &train, seed, stage.0.into()))
+        let run = self.run.clone();
+        let rule = run.optimiser.rule();
+        Arc::new(move |stage| {
+            let train = (&run.train, run.swarm.reduce);
+            pipeline::build_worker(&architecture, rule, train, run.seed, stage.0.into())
+        })
     }
 }
 

@@ -590,6 +590,7 @@ impl Host {
     }
 
     fn load(&mut self, of: StateOf, from: LoadFrom) -> Result<(), HostError> {
+        self.stage = None; // There is not memory for two.
         let mut stage = (self.build)(of.stage)?;
         match from {
             LoadFrom::Seed if !self.is_given => {}

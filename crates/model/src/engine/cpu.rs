@@ -146,6 +146,12 @@ impl Engine for Cpu {
         Some(self.pool.broadcast(|_| peak::of_thread(self.shop.isa)).into_iter().sum())
     }
 
+    fn reserve(&self, bytes: u64) {
+        if let Ok(len) = usize::try_from(bytes / size_of::<f32>() as u64) {
+            self.shop.heap.reserve(len);
+        }
+    }
+
     fn zeros(&self, len: usize) -> Buffer {
         self.shop.heap.zeros(len)
     }

@@ -1,6 +1,7 @@
 //! The microbatches at a worker, and which is computed next: one at a time, first what is done again for a step that
-//! is about to be closed (all wait for it), otherwise forward and backward in turns, each the older step first and then
-//! in the order in which they came. Were backward always first, a stage with many gradients to do would send nothing
+//! is about to be closed (all wait for it), otherwise forward and backward in turns, each the older step first, then
+//! the lot that came first, and its microbatches in their order: so few lots are open at a time, each of which takes a
+//! gradient's memory, and few gradients come before their turn. Were backward always first, a stage with many gradients to do would send nothing
 //! onward meanwhile, and the gap would go round the pipeline (eight stages: a third of the peers' time, against a 25th).
 //!
 //! A microbatch that is done stays, with its output and the gradient of its input, until its step is closed or
@@ -64,6 +65,8 @@ pub struct Job {
     /// The try whose gradient backward started from.
     pub came_back: Option<Try>,
     haste: Haste,
+    /// The first job of its lot that came here.
+    first_of_lot: JobId,
 }
 
 /// How far a job is.
@@ -80,7 +83,7 @@ pub enum State {
 }
 
 /// When a job's turn comes among those of its pass.
-type Turn = (Haste, Step, JobId);
+type Turn = (Haste, Step, JobId, Microbatch, JobId);
 
 /// What is done again comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -101,7 +104,7 @@ impl Job {
     }
 
     fn turn(&self) -> Turn {
-        (self.haste, self.fence.step, self.id)
+        (self.haste, self.fence.step, self.first_of_lot, self.work.microbatch, self.id)
     }
 
     fn kept_bytes(&self) -> u64 {
@@ -176,7 +179,8 @@ impl Jobs {
         let id = JobId(self.jobs.next());
         let state = State::Ready(Pass::Forward, Some(input));
         let haste = self.haste(&work, fence);
-        let job = Job { id, work, fence, grant, output: None, state, came_back: None, haste };
+        let first_of_lot = self.of_lot(key(&work, fence).at).next().map_or(id, |job| job.first_of_lot);
+        let job = Job { id, work, fence, grant, output: None, state, came_back: None, haste, first_of_lot };
         self.ready[Pass::Forward as usize].insert(job.turn(), ());
         self.index.insert(job.key(), id);
         self.jobs.push(job);
@@ -249,11 +253,14 @@ impl Jobs {
         self.remove_where(at, |job| matches!(job.state, State::Kept(_)))
     }
 
-    fn remove_where(&mut self, at: LotOf, which: impl Fn(&Job) -> bool) -> Vec<JobId> {
+    fn of_lot(&self, at: LotOf) -> impl Iterator<Item = &Job> {
         let (first, last) = (Microbatch(0), Microbatch(u32::MAX));
         let of_lot = self.index.range(Key { at, microbatch: first }..=Key { at, microbatch: last });
-        let is_such = |id: &JobId| self.jobs.get(id.0).is_some_and(&which);
-        let keys: Vec<Key> = of_lot.filter(|(_, id)| is_such(id)).map(|(key, _)| *key).collect();
+        of_lot.filter_map(|(_, id)| self.jobs.get(id.0))
+    }
+
+    fn remove_where(&mut self, at: LotOf, which: impl Fn(&Job) -> bool) -> Vec<JobId> {
+        let keys: Vec<Key> = self.of_lot(at).filter(|job| which(job)).map(Job::key).collect();
         keys.into_iter().filter_map(|key| self.remove(key)).map(|job| job.id).collect()
     }
 
@@ -344,7 +351,7 @@ impl Jobs {
         let other = if self.last == Pass::Forward { Pass::Backward } else { Pass::Forward };
         let pass = [Pass::Backward, Pass::Forward].into_iter().find(again);
         let pass = pass.or(first(other).map(|_| other)).unwrap_or(self.last);
-        self.ready[pass as usize].pop_first().map(|((_, _, id), ())| id)
+        self.ready[pass as usize].pop_first().map(|((.., id), ())| id)
     }
 }
 

@@ -18,6 +18,9 @@ const LINE: usize = 16;
 /// takes no memory.
 const CHUNK: usize = (64 << 20) / size_of::<f32>();
 
+/// Bytes of the smallest page that any system has.
+const PAGE: usize = 4096;
+
 /// Floats at the beginning of a buffer that are no numbers in builds for development.
 const POISONED: usize = 4096;
 
@@ -57,6 +60,21 @@ impl Heap {
         buffer
     }
 
+    /// Takes so many floats from the system now, so that there is room for as many in all.
+    pub fn reserve(&self, len: usize) {
+        let mut chunks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let have = chunks.maps.iter().map(|map| map.len() / size_of::<f32>()).sum();
+        let more = len.saturating_sub(have).next_multiple_of(LINE);
+        // If it cannot be had, whoever needs it will find out.
+        if more > 0
+            && let Ok(mut map) = MmapMut::map_anon(more * size_of::<f32>())
+        {
+            // Page by page: were the system asked to do it at once, the whole process would stand still meanwhile.
+            map.iter_mut().step_by(PAGE).for_each(|byte| *byte = 0);
+            chunks.add(map);
+        }
+    }
+
     /// A buffer of zeros.
     pub fn zeros(self: &Arc<Self>, len: usize) -> Buffer {
         let mut buffer = self.take(len);
@@ -86,10 +104,14 @@ impl Chunks {
         let Ok(map) = MmapMut::map_anon(len * size_of::<f32>()) else {
             handle_alloc_error(Layout::array::<f32>(len).unwrap_or(Layout::new::<f32>()))
         };
+        self.add(map)
+    }
+
+    fn add(&mut self, map: MmapMut) -> (usize, usize, usize) {
+        let piece = Piece { chunk: self.maps.len(), start: 0, len: map.len() / size_of::<f32>() };
         self.maps.push(map);
-        let piece = Piece { chunk: self.maps.len() - 1, start: 0, len };
         self.insert(piece);
-        (len, piece.chunk, 0)
+        (piece.len, piece.chunk, piece.start)
     }
 
     /// Gives a piece back; it joins what is free beside it.
@@ -187,6 +209,17 @@ mod tests {
         let both = heap.zeros(300);
         assert_eq!((both.as_ptr(), both.len()), (at, 300));
         assert!(both.iter().all(|&x| x == 0.0));
+    }
+
+    #[test]
+    fn what_was_reserved_is_taken_before_more_is_asked_for() {
+        let heap = Arc::new(Heap::default());
+        heap.reserve(3 * CHUNK);
+        heap.reserve(2 * CHUNK);
+        let _all: Vec<Buffer> = (0..3).map(|_| heap.take(CHUNK)).collect();
+        assert_eq!(heap.0.lock().unwrap().maps.len(), 1);
+        let _more = heap.take(1);
+        assert_eq!(heap.0.lock().unwrap().maps.len(), 2);
     }
 
     #[test]

@@ -80,6 +80,8 @@ pub struct World {
     busy_us: Vec<u64>,
     /// The same by stage.
     stage_busy_us: Vec<u64>,
+    /// For each peer, in which life its device will have done all that it has got, and when.
+    free_at: Vec<(u64, u64)>,
     died_lots: u64,
 }
 
@@ -189,6 +191,7 @@ impl World {
             commits_us: Vec::new(),
             busy_us: vec![0; scenario.peers.len()],
             stage_busy_us: vec![0; scenario.spec.stages as usize],
+            free_at: vec![(0, 0); scenario.peers.len()],
             died_lots: 0,
             scenario: scenario.clone(),
         };

@@ -225,7 +225,11 @@ impl World {
         let us = (share * self.scenario.spec.cost(stage) / about.speed * noise * slow * 1e6) as u64;
         self.busy_us[peer.0 as usize] += us;
         self.stage_busy_us[stage.0 as usize] += us;
-        self.after(peer, life, us, input);
+        // After what the device has before it.
+        let (of, free_at) = &mut self.free_at[peer.0 as usize];
+        let begins = if *of == life { self.now.max(*free_at) } else { self.now };
+        (*of, *free_at) = (life, begins + us.max(1));
+        self.after(peer, life, begins + us - self.now, input);
     }
 
     /// Whether a peer's next result is finite.

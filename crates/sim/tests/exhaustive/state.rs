@@ -196,7 +196,15 @@ impl State {
         let mut events = Vec::new();
         let most = if matches!(self.order(), Order::Any | Order::NewestFirst) { usize::MAX } else { 1 };
         for (index, peer) in self.peers.iter().enumerate() {
-            events.extend((0..peer.pending.len().min(most)).map(|nth| Choice::Host(index, nth)));
+            // The device computes one job after another.
+            let is_job = |nth: &usize| {
+                use worker::Input::{BackwardDone, ForwardDone};
+                matches!(*peer.pending[*nth], ForwardDone(..) | BackwardDone(..))
+            };
+            let first = (0..peer.pending.len()).find(is_job);
+            let may_come = |nth: &usize| !is_job(nth) || Some(*nth) == first;
+            let choices = (0..peer.pending.len().min(most)).filter(may_come);
+            events.extend(choices.map(|nth| Choice::Host(index, nth)));
         }
         events.extend((!self.unsynced.is_empty()).then_some(Choice::Synced));
         events.extend((!self.concluded.is_empty()).then_some(Choice::Concluded));

@@ -245,13 +245,13 @@ impl Worker {
         }
     }
 
-    /// Gives the device its next job.
+    /// Gives the device its next jobs.
     pub(super) fn compute(&mut self, now: Time, out: &mut Vec<Command>) {
         if self.applying.is_some() || !self.whole {
             return;
         }
         let sync = self.spec.sync;
-        if let Some((job, pass, input)) = self.jobs.start(now) {
+        while let Some((job, pass, input)) = self.jobs.start(now) {
             out.push(match pass {
                 Pass::Backward => Command::Backward(job.id, input),
                 Pass::Forward => Command::Forward {

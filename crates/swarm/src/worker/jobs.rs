@@ -1,4 +1,4 @@
-//! The microbatches at a worker, and which is computed next: one at a time, first what is done again for a step that
+//! The microbatches at a worker, and which is computed next: one after another, first what is done again for a step that
 //! is about to be closed (all wait for it), otherwise forward and backward in turns, each the older step first, then
 //! the lot that came first, and its microbatches in their order: so few lots are open at a time, each of which takes a
 //! gradient's memory, and few gradients come before their turn. Were backward always first, a stage with many gradients to do would send nothing
@@ -7,7 +7,7 @@
 //! A microbatch that is done stays, with its output and the gradient of its input, until its step is closed or
 //! the room for such things is full: whoever does a lot again in another stage is answered from here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::ids::*;
 use crate::message::{Fence, Pass, Work};
@@ -15,6 +15,10 @@ use crate::sequence::Sequence;
 use crate::small::SmallMap;
 use crate::time::{Span, Time};
 use crate::worker::book::JobId;
+
+/// What the device has at a time: when it is done with one job it begins with the next, and does not wait until we have
+/// heard of it and decided what that is (48 peers on two cores: a 60th of their time).
+const AHEAD: usize = 2;
 
 /// The microbatches at a worker, a bounded number.
 #[derive(Clone, Debug)]
@@ -28,7 +32,8 @@ pub struct Jobs {
     index: BTreeMap<Key, JobId>,
     /// Those that wait for forward, and for backward, each in the order of their turns.
     ready: [SmallMap<Turn, ()>; 2],
-    running: Option<(JobId, Time)>,
+    /// What the device has: what it computes, since when, and what comes next.
+    running: VecDeque<(JobId, Time)>,
     /// What was started last.
     last: Pass,
     /// The newest step here, and the first lease of it.
@@ -131,7 +136,7 @@ impl Jobs {
             jobs: Sequence::default(),
             index: BTreeMap::new(),
             ready: Default::default(),
-            running: None,
+            running: VecDeque::with_capacity(AHEAD),
             last: Pass::Backward,
             newest: None,
         }
@@ -324,34 +329,45 @@ impl Jobs {
         true
     }
 
-    /// The device is free again, if this was what it computed; the job, if it is still wanted, and how long it
-    /// was computed.
+    /// The device is done with a job; the job, if it is still wanted, and how long it was computed.
     pub fn done(&mut self, id: JobId, now: Time) -> Option<(&Job, Span)> {
-        let (_, since) = self.running.take_if(|(running, _)| *running == id)?;
+        let place = self.running.iter().position(|(running, _)| *running == id)?;
+        let (_, since) = self.running.remove(place)?;
+        if let Some((_, next_since)) = self.running.front_mut() {
+            *next_since = now;
+        }
         Some((self.jobs.get(id.0)?, now.since(since)))
     }
 
-    /// What to compute next, if the device is free.
+    /// What the device is to compute next, if it has room for it.
     pub fn start(&mut self, now: Time) -> Option<(&Job, Pass, Option<Payload>)> {
-        if self.running.is_some() {
+        // A gradient is folded after what the device has got meanwhile: were that another backward, there would be two.
+        let alone = self.running.is_empty();
+        if self.running.len() >= AHEAD
+            || (!alone && self.last == Pass::Backward && self.next_pass() == Pass::Backward)
+        {
             return None;
         }
         let id = self.next()?;
         let job = self.jobs.get_mut(id.0)?;
         let State::Ready(pass, input) = job.state else { return None };
         (job.state, self.last) = (State::Running(pass), pass);
-        self.running = Some((job.id, now));
+        self.running.push_back((job.id, now));
         Some((job, pass, input))
     }
 
     /// Whose turn it is.
     fn next(&mut self) -> Option<JobId> {
+        let pass = self.next_pass();
+        self.ready[pass as usize].pop_first().map(|((.., id), ())| id)
+    }
+
+    fn next_pass(&self) -> Pass {
         let first = |pass: Pass| self.ready[pass as usize].keys().next();
         let again = |pass: &Pass| first(*pass).is_some_and(|(haste, ..)| haste == Haste::Again);
         let other = if self.last == Pass::Forward { Pass::Backward } else { Pass::Forward };
         let pass = [Pass::Backward, Pass::Forward].into_iter().find(again);
-        let pass = pass.or(first(other).map(|_| other)).unwrap_or(self.last);
-        self.ready[pass as usize].pop_first().map(|((.., id), ())| id)
+        pass.or(first(other).map(|_| other)).unwrap_or(self.last)
     }
 }
 
@@ -372,7 +388,7 @@ mod tests {
     }
 
     fn start(jobs: &mut Jobs) -> Option<(JobId, Pass)> {
-        jobs.running = None;
+        jobs.running.clear();
         jobs.start(Time(0)).map(|(job, pass, _)| (job.id, pass))
     }
 

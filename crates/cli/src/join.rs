@@ -182,8 +182,5 @@ pub fn runtime(threads: usize) -> Result<tokio::runtime::Runtime> {
         1 => tokio::runtime::Builder::new_current_thread(),
         _ => tokio::runtime::Builder::new_multi_thread(),
     };
-    if threads > 1 {
-        builder.worker_threads(threads);
-    }
-    builder.enable_all().build().context("cannot start the network's threads")
+    builder.worker_threads(threads).enable_all().build().context("cannot start the network's threads")
 }

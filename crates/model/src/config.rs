@@ -189,7 +189,13 @@ impl ModelConfig {
             say(
                 "key_heads",
                 format!("{key_heads} heads of keys do not divide {} heads", self.heads),
-                format!("use {}", (1..=key_heads).rev().find(|&k| self.heads.is_multiple_of(k)).unwrap_or(1)),
+                format!(
+                    "use {}",
+                    (1..=key_heads.min(self.heads).min(MOST_HEADS))
+                        .rev()
+                        .find(|&k| self.heads.is_multiple_of(k))
+                        .unwrap_or(1)
+                ),
             );
         }
         let of_llama = [
@@ -215,7 +221,7 @@ impl ModelConfig {
                 let width = self.head_width.unwrap_or(self.width / self.heads.max(1));
                 if !width.is_multiple_of(2) {
                     let message = format!("rotary positions turn pairs, and a head has {width} elements");
-                    say("head_width", message, format!("use {}", width + 1));
+                    say("head_width", message, format!("use {}", (width - 1).max(2)));
                 }
                 for (key, message, remedy) in self.rope.unwrap_or_default().problems() {
                     say(key, message.into(), remedy.into());

@@ -46,9 +46,10 @@ pub(crate) fn device_bytes<E: Engine>(
     stage: usize,
 ) -> u64 {
     let lots = train.lots();
-    // What is in flight behind a stage is held in it; in the last one backward follows forward at once.
+    // What is in flight behind a stage is held in it. In the last one backward follows forward, but a device has its next
+    // job in time, so one more is forward before that.
     let behind = train.stages.saturating_sub(stage + 1);
-    let in_flight = if behind == 0 { 1 } else { IN_FLIGHT * (behind + 1) };
+    let in_flight = if behind == 0 { 2 } else { IN_FLIGHT * (behind + 1) };
     let in_flight = in_flight.min(most_jobs(lots)).min(lots.microbatches as usize);
     let shared: usize =
         units.uses.values().filter(|uses| uses.is_elsewhere()).map(|uses| uses.slots[0].len).sum();

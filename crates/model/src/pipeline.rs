@@ -81,7 +81,9 @@ pub fn build_worker(
     let size = (rule.moments(), microbatch_shape(architecture, train));
     Ok(with_engine!(train, engine => {
         let units = Units::new(engine.clone(), architecture.clone(), range, seed);
-        engine.reserve(device_bytes(&units, size, train, reduce, index));
+        let needed = device_bytes(&units, size, train, reduce, index);
+        check_memory(needed, train)?;
+        engine.reserve(needed);
         Box::new(LocalStage::with(units, rule, seed))
     }))
 }
@@ -89,6 +91,14 @@ pub fn build_worker(
 /// The units of a stage.
 fn range_of(architecture: &Architecture, stages: usize, index: usize) -> Result<Range<usize>, BuildError> {
     cut(architecture, stages).get(index).cloned().ok_or(BuildError::NoStage { index, stages })
+}
+
+fn check_memory(needed: u64, train: &TrainConfig) -> Result<(), BuildError> {
+    let available = memory::available_bytes().filter(|_| !train.device.is_emulated());
+    match available.filter(|&available| available < needed) {
+        Some(available) => Err(BuildError::Memory { needed, available }),
+        None => Ok(()),
+    }
 }
 
 /// The numerics class of a run's peers: those of one class agree bit for bit.
@@ -196,10 +206,7 @@ fn build_on<E: Engine>(
     let needed: u64 = parts
         .iter()
         .fold(0, |sum, units| sum.saturating_add(units.plan(rule.moments(), shape, 1, train.keep)));
-    let available = memory::available_bytes().filter(|_| !train.device.is_emulated());
-    if let Some(available) = available.filter(|&available| available < needed) {
-        return Err(BuildError::Memory { needed, available });
-    }
+    check_memory(needed, train)?;
     let stage = |units| Box::new(LocalStage::with(units, rule, seed)) as Box<dyn Stage>;
     Ok(parts.into_iter().map(stage).collect())
 }

@@ -30,6 +30,8 @@ pub struct Jobs {
     /// By the job's number.
     jobs: Sequence<Job>,
     index: BTreeMap<Key, JobId>,
+    /// For every lot of which there was any here, the first.
+    first_of_lot: BTreeMap<LotOf, JobId>,
     /// Those that wait for forward, and for backward, each in the order of their turns.
     ready: [SmallMap<Turn, ()>; 2],
     /// What the device has: what it computes, since when, and what comes next.
@@ -79,7 +81,7 @@ pub struct Job {
 pub enum State {
     /// It waits for its turn, with its input.
     Ready(Pass, Option<Payload>),
-    /// It is being computed.
+    /// It is being computed, or the next that will be.
     Running(Pass),
     /// Its output is on the way; the gradient is awaited since then.
     Away(Time),
@@ -135,6 +137,7 @@ impl Jobs {
             kept: 0,
             jobs: Sequence::default(),
             index: BTreeMap::new(),
+            first_of_lot: BTreeMap::new(),
             ready: Default::default(),
             running: VecDeque::with_capacity(AHEAD),
             last: Pass::Backward,
@@ -184,7 +187,7 @@ impl Jobs {
         let id = JobId(self.jobs.next());
         let state = State::Ready(Pass::Forward, Some(input));
         let haste = self.haste(&work, fence);
-        let first_of_lot = self.of_lot(key(&work, fence).at).next().map_or(id, |job| job.first_of_lot);
+        let first_of_lot = *self.first_of_lot.entry(key(&work, fence).at).or_insert(id);
         let job = Job { id, work, fence, grant, output: None, state, came_back: None, haste, first_of_lot };
         self.ready[Pass::Forward as usize].insert(job.turn(), ());
         self.index.insert(job.key(), id);
@@ -250,6 +253,7 @@ impl Jobs {
 
     /// Drops the microbatches of a lot that were to be folded under this grant or an earlier one.
     pub fn remove_lot(&mut self, at: LotOf, grant: Grant) -> Vec<JobId> {
+        self.first_of_lot.remove(&at);
         self.remove_where(at, |job| job.grant.is_some_and(|given| given <= grant))
     }
 
@@ -258,14 +262,11 @@ impl Jobs {
         self.remove_where(at, |job| matches!(job.state, State::Kept(_)))
     }
 
-    fn of_lot(&self, at: LotOf) -> impl Iterator<Item = &Job> {
+    fn remove_where(&mut self, at: LotOf, which: impl Fn(&Job) -> bool) -> Vec<JobId> {
         let (first, last) = (Microbatch(0), Microbatch(u32::MAX));
         let of_lot = self.index.range(Key { at, microbatch: first }..=Key { at, microbatch: last });
-        of_lot.filter_map(|(_, id)| self.jobs.get(id.0))
-    }
-
-    fn remove_where(&mut self, at: LotOf, which: impl Fn(&Job) -> bool) -> Vec<JobId> {
-        let keys: Vec<Key> = self.of_lot(at).filter(|job| which(job)).map(Job::key).collect();
+        let is_such = |id: &JobId| self.jobs.get(id.0).is_some_and(&which);
+        let keys: Vec<Key> = of_lot.filter(|(_, id)| is_such(id)).map(|(key, _)| *key).collect();
         keys.into_iter().filter_map(|key| self.remove(key)).map(|job| job.id).collect()
     }
 
@@ -275,12 +276,14 @@ impl Jobs {
         let first = Key { at: LotOf { step, lot: Lot(0) }, microbatch: Microbatch(0) };
         let rest = self.index.split_off(&first);
         let before = std::mem::replace(&mut self.index, rest);
+        self.first_of_lot = self.first_of_lot.split_off(&first.at);
         before.into_values().inspect(|id| drop(self.take(*id))).collect()
     }
 
     /// Drops all; returns their numbers.
     pub fn clear(&mut self) -> Vec<JobId> {
         self.index.clear();
+        self.first_of_lot.clear();
         self.ready.iter_mut().for_each(SmallMap::clear);
         self.newest = None;
         (self.kept, self.kept_bytes) = (0, 0);
@@ -417,5 +420,42 @@ mod tests {
         assert_eq!(start(&mut jobs), Some((again, Pass::Forward)));
         assert_eq!(start(&mut jobs), Some((back, Pass::Backward)));
         assert_eq!(start(&mut jobs), Some((young, Pass::Forward)));
+    }
+
+    #[test]
+    fn the_device_has_its_next_job_in_time_but_never_two_backwards() {
+        let mut jobs = Jobs::new(9, 0);
+        let [a, b, c] = [0, 1, 2].map(|lot| add(&mut jobs, 1, lot, 1));
+        for id in [a, b] {
+            jobs.ready[0].remove(jobs.job(id).unwrap().turn());
+            jobs.ready_backward(id, None);
+        }
+        let start = |jobs: &mut Jobs, now| jobs.start(Time(now)).map(|(job, pass, _)| (job.id, pass));
+        jobs.last = Pass::Forward;
+        assert_eq!(start(&mut jobs, 0), Some((a, Pass::Backward)));
+        assert_eq!(start(&mut jobs, 0), Some((c, Pass::Forward)));
+        assert_eq!(start(&mut jobs, 0), None, "it has two");
+        assert_eq!(jobs.done(a, Time(7)).map(|(_, computed)| computed), Some(Span(7)));
+        assert_eq!(start(&mut jobs, 7), Some((b, Pass::Backward)));
+        assert_eq!(
+            jobs.done(c, Time(9)).map(|(_, computed)| computed),
+            Some(Span(2)),
+            "since the one before it"
+        );
+        let d = add(&mut jobs, 1, 3, 1);
+        jobs.ready[0].remove(jobs.job(d).unwrap().turn());
+        jobs.ready_backward(d, None);
+        assert_eq!(start(&mut jobs, 9), None, "its gradient would lie beside that of the one before");
+    }
+
+    #[test]
+    fn a_lot_keeps_its_place_though_what_it_had_here_is_gone() {
+        let mut jobs = Jobs::new(9, 0);
+        let [first, other] = [0, 1].map(|lot| add(&mut jobs, 1, lot, 1));
+        let key = jobs.job(first).unwrap().key();
+        jobs.remove(key);
+        let again = add(&mut jobs, 1, 0, 1);
+        assert_eq!(start(&mut jobs), Some((again, Pass::Forward)));
+        assert_eq!(start(&mut jobs), Some((other, Pass::Forward)));
     }
 }

@@ -51,11 +51,6 @@ impl Weights {
         }
         let pretrained = Pretrained::open(path)?;
         let vocabulary = pretrained.vocabulary;
-        if vocabulary == 0 {
-            bail!(
-                "{name}: its config.json says that there are no tokens (vocab_size = 0); it is not a language model's"
-            );
-        }
         let tokeniser = match &pretrained.tokeniser {
             Some(json) => Tokeniser::HuggingFace(
                 HuggingFace::parse(json, None)

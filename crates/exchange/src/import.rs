@@ -64,6 +64,9 @@ impl Pretrained {
         if let Some(problem) = model.problems().into_iter().next() {
             return Err(refuse(&problem.key, problem.message));
         }
+        if vocabulary == 0 {
+            return Err(refuse("vocab_size", "0".into()));
+        }
         let tokeniser = folder.join("tokenizer.json");
         let tokeniser = if tokeniser.exists() { Some(read(&tokeniser)?) } else { None };
         let files = map_files(folder)?;

@@ -125,6 +125,7 @@ fn what_cannot_be_right_is_refused_with_its_name() {
     assert!(refusal("\"n_layer\": 4", "\"n_layer\": 3").contains("has no such tensor"));
     assert!(refusal("\"n_inner\": 40", "\"n_inner\": 41").contains("shape"));
     assert!(refusal("\"n_head\": 3", "\"n_head\": 0").contains("heads"));
+    assert!(refusal("\"vocab_size\": ", "\"vocab_size\": 0, \"was\": ").contains("vocab_size = 0"));
     assert!(refusal("\"gelu_new\"", "\"relu\"").contains("activation_function = relu"));
     assert!(refusal("{", "").contains("JSON"));
     std::fs::write(&config, &text).unwrap();

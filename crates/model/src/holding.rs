@@ -31,8 +31,9 @@ fn sealed(lots: Lots, reduce: Reduce) -> usize {
 
 /// Gradients that a worker holds at a time, besides the one that it computes.
 fn gradients(lots: Lots, reduce: Reduce) -> usize {
-    // One, with which its lot is complete, waits for the verdict. Unless a lot is one microbatch, two lots are open.
-    let open = if lots.microbatches <= lots.lots { 0 } else { 2 };
+    // One, with which its lot is complete, waits for the verdict. Unless a lot is one microbatch, two lots are open, and
+    // one more gradient waits until the device is done with what it got meanwhile.
+    let open = if lots.microbatches <= lots.lots { 0 } else { 3 };
     sealed(lots, reduce) + 1 + open
 }
 

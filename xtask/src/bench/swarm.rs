@@ -313,9 +313,7 @@ fn memory() -> Result<Vec<Figure>> {
         let most = peaks.into_iter().fold(0.0, f64::max);
         let of = format!("{device}, {reduce}, lots of {}", batch / lots);
         let name = format!("a worker's memory ÷ what plan says, the largest of 4, {of}");
-        // The reference engine takes its memory from the system's allocator, which keeps what was freed.
-        let must = (device == "cpu").then_some(Must::NearOne(0.05));
-        figures.push(figure(name, most / planned, "", must));
+        figures.push(figure(name, most / planned, "", Some(Must::NearOne(0.05))));
         figures.push(figure(format!("what plan says, {of}"), planned / 1e6, "MB", None));
     }
     Ok(figures)

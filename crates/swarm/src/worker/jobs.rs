@@ -1,8 +1,9 @@
 //! The microbatches at a worker, and which is computed next: one after another, first what is done again for a step that
 //! is about to be closed (all wait for it), otherwise forward and backward in turns, each the older step first, then
 //! the lot that came first, and its microbatches in their order: so few lots are open at a time, each of which takes a
-//! gradient's memory, and few gradients come before their turn. Were backward always first, a stage with many gradients to do would send nothing
-//! onward meanwhile, and the gap would go round the pipeline (eight stages: a third of the peers' time, against a 25th).
+//! gradient's memory, and few gradients come before their turn. Were backward always first, a stage with many gradients
+//! to do would send nothing onward meanwhile, and the gap would go round the pipeline (eight stages: a third of the
+//! peers' time, against a 25th).
 //!
 //! A microbatch that is done stays, with its output and the gradient of its input, until its step is closed or
 //! the room for such things is full: whoever does a lot again in another stage is answered from here.

@@ -13,6 +13,9 @@ use crate::session::Session;
 use crate::weights::Weights;
 use crate::words;
 
+/// Tokens that are computed together: enough for speed, few for memory.
+const TOKENS_AT_A_TIME: usize = 4096;
+
 /// Loss, perplexity and bits per byte on held-out text
 #[derive(clap::Args)]
 #[command(
@@ -25,9 +28,12 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
     /// Go on by so many tokens from window to window: each token is scored once, after as many others as there is room
-    /// for. Better numbers, and slower ones [default: the model's context]
+    /// for. Better numbers, and slower ones [default: a whole window]
     #[arg(long, value_name = "TOKENS", requires = "text", value_parser = clap::value_parser!(u64).range(1..))]
     stride: Option<u64>,
+    /// Windows of so many tokens [default: the model's context]
+    #[arg(long, value_name = "TOKENS", requires = "text", value_parser = clap::value_parser!(u64).range(1..))]
+    context: Option<u64>,
     /// Windows at the most; 0 means all
     #[arg(long, default_value_t = 0)]
     windows: u64,
@@ -45,7 +51,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
             let checkpoint = Checkpoint::open(&path)?;
             let mut run = checkpoint.manifest.run.clone();
             run.train.threads = arguments.threads;
-            let mut session = Session::open(run, scratch.path())?;
+            let mut session = Session::open_to_ask(run, scratch.path())?;
             // Another text would have other held-out documents, some of them trained on.
             session.restore(&checkpoint)?;
             let name = format!("{}, step {}", path.display(), checkpoint.manifest.step);
@@ -73,6 +79,16 @@ fn on_text(arguments: &Arguments, text: &Path, scratch: &Path) -> Result<(String
     }
     let mut run = weights.run.clone();
     (run.train.threads, run.initial) = (arguments.threads, None);
+    let (asked, known) = (arguments.context, run.model.context);
+    run.model.context = asked.map_or(known, |asked| asked as usize);
+    if run.model.context > known {
+        bail!(
+            "--context {}, and the model knows {known} positions; use as many at the most",
+            run.model.context
+        );
+    }
+    run.train.microbatch = (TOKENS_AT_A_TIME / run.model.context).clamp(1, 64) as u32;
+    run.train.batch = run.train.microbatch;
     // Documents end as they did in training, where that is known.
     let split = match &run.data.sources[..] {
         [source, ..] => source.split,
@@ -84,7 +100,7 @@ fn on_text(arguments: &Arguments, text: &Path, scratch: &Path) -> Result<(String
     let mut session = Session::open_as(run, scratch, &weights.tokeniser, weights.vocabulary)?;
     weights.put_into(session.reference.stages_mut())?;
     let measured = match arguments.stride {
-        Some(stride) => session.sliding(stride.min(weights.run.model.context as u64), arguments.windows)?,
+        Some(stride) => session.sliding(stride, arguments.windows)?,
         None => session.trained_on(arguments.windows)?,
     };
     Ok((weights.name.clone(), measured))

@@ -47,25 +47,19 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let weights = Weights::open(&arguments.path)?;
-    let stages = weights.stages(arguments.threads)?;
     let tokeniser = &weights.tokeniser;
-    let end = tokeniser.end_of_text();
-    let mut tokens = vec![end];
+    let mut tokens = vec![weights.begin];
     tokens.extend(tokeniser.encode(&arguments.prompt).context("the model does not know the prompt's words")?);
     let Arguments { temperature, top_k, top_p, seed, .. } = *arguments;
     if !(top_p > 0.0 && top_p <= 1.0) {
         bail!("--top-p {top_p} is not a probability; use more than 0, and 1 at the most");
     }
+    let context = weights.run.model.context.min(tokens.len() + arguments.tokens);
+    let stages = weights.stages(context, arguments.threads)?;
     let mut shown = Shown::new(tokeniser, &tokens[1..], &arguments.stop)?;
-    generate(
-        &stages,
-        weights.run.model.context,
-        tokens,
-        arguments.tokens,
-        Choice { temperature, top_k, top_p, seed },
-        Some(end),
-        |token| shown.see(token),
-    )?;
+    let choice = Choice { temperature, top_k, top_p, seed };
+    let see = |token| shown.see(token);
+    generate(&stages, context, tokens, arguments.tokens, choice, &weights.ends, see)?;
     shown.finish();
     words::show("\n")
 }

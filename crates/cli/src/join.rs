@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use starling_model::device::Device;
+use starling_model::memory::give_back_what_is_freed;
 use starling_node::charter::Charter;
 use starling_node::driver::{Driver, Text};
 use starling_node::events::EventLog;
@@ -18,6 +19,7 @@ use starling_node::worker::{self, Worker};
 use starling_transport::identity::Identity;
 use starling_transport::ticket::{Role, Ticket};
 use tokio::sync::Notify;
+use tokio::task::spawn_blocking;
 
 use crate::{interrupt, session, words};
 
@@ -93,6 +95,7 @@ pub fn run(arguments: Arguments) -> Result<ExitCode> {
     if let Some(dir) = &arguments.dir {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     }
+    give_back_what_is_freed();
     let notice = listen_for_notice()?;
     runtime(1)?.block_on(take_part(arguments, identity, ticket, notice))
 }
@@ -136,11 +139,14 @@ async fn take_part(
             let log = dir.map(|dir| EventLog::open(&dir.join("events.jsonl"))).transpose()?;
             let grace = Duration::from_secs(grace);
             let settings = worker::Settings { log, notice, grace, sabotage };
-            Worker::new(member, &charter, settings)?.run().await?;
+            // It measures this machine; meanwhile the network goes on.
+            spawn_blocking(move || Worker::new(member, &charter, settings)).await??.run().await?;
         }
         Role::Driver => {
             let temporary = tempfile::tempdir().context("cannot make a temporary folder")?;
-            let text = text(&charter, &dir.as_deref().unwrap_or(temporary.path()).join("corpus"))?;
+            let cache = dir.as_deref().unwrap_or(temporary.path()).join("corpus");
+            let (text, charter) =
+                spawn_blocking(move || text(&charter, &cache).map(|text| (text, charter))).await??;
             let mut driver = Driver::new(member, charter, text, notice);
             if let Some(dir) = &dir {
                 driver.keep_copies(&dir.join("copies"))?;

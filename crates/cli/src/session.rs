@@ -9,7 +9,7 @@ use starling_corpus::{Corpus, Sampler, Tokeniser};
 use starling_model::batch;
 use starling_model::checkpoint::{Checkpoint, Progress};
 use starling_model::engine::NO_TARGET;
-use starling_model::pipeline::loss_over;
+use starling_model::pipeline::{BuildError, loss_over};
 use starling_model::reference::Reference;
 use starling_model::run::{Definition, Difference, Run};
 use starling_model::stage::{Input, Loss, Meta};
@@ -30,27 +30,47 @@ impl Session {
         let mut run = run;
         let initial = weights::initial(&mut run)?;
         let corpus = open_corpus(&run, cache, initial.as_ref())?;
-        let mut session = Session::with(run, corpus, initial.as_ref().map(|weights| weights.vocabulary))?;
+        let vocabulary = initial.as_ref().map(|weights| weights.vocabulary);
+        let mut session = Session::with(run, corpus, vocabulary, Reference::new)?;
         if let Some(weights) = initial {
             weights.put_into(session.reference.stages_mut())?;
         }
         Ok(session)
     }
 
-    /// The same with a text that was not trained on: it is tokenised as what was.
-    pub fn open_as(run: Run, cache: &Path, tokeniser: &Tokeniser, vocabulary: usize) -> Result<Session> {
-        let corpus = starling_corpus::open_as(&run.data, Path::new("."), cache, Some(tokeniser))
-            .context("the text cannot be read")?;
-        Session::with(run, corpus, Some(vocabulary))
+    /// The same only to be asked, in one piece. It needs weights.
+    pub fn open_to_ask(run: Run, cache: &Path) -> Result<Session> {
+        let mut run = run;
+        let initial = weights::initial(&mut run)?;
+        run.train.stages = 1;
+        let corpus = open_corpus(&run, cache, initial.as_ref())?;
+        Session::with(run, corpus, initial.map(|weights| weights.vocabulary), Reference::to_ask)
     }
 
-    fn with(run: Run, corpus: Corpus, vocabulary: Option<usize>) -> Result<Session> {
+    /// The same with a text that was not trained on: it is tokenised as what was.
+    pub fn open_as(run: Run, cache: &Path, tokeniser: &Tokeniser, vocabulary: usize) -> Result<Session> {
+        let mut run = run;
+        run.train.stages = 1;
+        let corpus = starling_corpus::open_as(&run.data, Path::new("."), cache, Some(tokeniser))
+            .context("the text cannot be read")?;
+        // A text that is shorter than the model's context is one window.
+        let tokens = corpus.sources.iter().map(|(text, _)| text.tokens()).min().unwrap_or(0);
+        run.model.context = run.model.context.min(tokens.saturating_sub(1).max(1) as usize);
+        Session::with(run, corpus, Some(vocabulary), Reference::to_ask)
+    }
+
+    fn with(
+        run: Run,
+        corpus: Corpus,
+        vocabulary: Option<usize>,
+        build: impl FnOnce(Run, usize, Sampler) -> Result<Reference, BuildError>,
+    ) -> Result<Session> {
         let tokeniser = corpus.tokeniser.clone();
         let vocabulary = model_vocabulary(&tokeniser, vocabulary)?;
         let definition = run.definition(vocabulary, corpus.content_hash().to_hex().to_string());
         let sampler = Sampler::new(corpus, run.data.held_out, run.model.context, run.seed)
             .with_context(|| format!("{} cannot be trained on as it is", named(&run)))?;
-        let reference = Reference::new(run, vocabulary, sampler)?;
+        let reference = build(run, vocabulary, sampler)?;
         Ok(Session { reference, definition, tokeniser })
     }
 
@@ -93,6 +113,7 @@ impl Session {
         let Some((text, _)) = self.reference.sampler().corpus().sources.first() else { return Ok(None) };
         let targets = text.tokens().saturating_sub(1);
         let context = (self.reference.run().model.context as u64).min(targets);
+        let stride = stride.min(context).max(1);
         let end = |window: u64| (context + window * stride).min(targets);
         let piece = |window: u64| {
             let start = end(window) - context;

@@ -294,16 +294,8 @@ impl Training<'_> {
         let context = self.session.reference.run().model.context;
         let start = self.session.tokeniser.end_of_text();
         let stages = self.session.reference.stages();
-        let tokens =
-            generate(
-                stages,
-                context,
-                vec![start],
-                count,
-                choice,
-                Some(start),
-                |_| ControlFlow::Continue(()),
-            )?;
+        let go_on = |_| ControlFlow::Continue(());
+        let tokens = generate(stages, context, vec![start], count, choice, &[start], go_on)?;
         let text = self.session.tokeniser.decode(&tokens[1..]);
         self.progress.say(&format!(
             "         it writes: {}",

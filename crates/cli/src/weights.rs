@@ -9,11 +9,15 @@ use starling_exchange::Pretrained;
 use starling_model::checkpoint::Checkpoint;
 use starling_model::config::ModelConfig;
 use starling_model::engine::Dtype;
+use starling_model::optimiser::Rule;
 use starling_model::pipeline::{self, Stages, weights_hash};
-use starling_model::run::{Precision, Run};
+use starling_model::run::{Precision, Run, TrainConfig};
 use starling_model::stage::{Stage, State};
 
 use crate::run_folder::checkpoint_at;
+
+/// What a run may say of the model that it begins with: it is not in the weights, or a part of them will do.
+const FREE: [&str; 4] = ["context", "dropout", "embedding_dropout", "attention_dropout"];
 
 /// See the module's head.
 pub struct Weights {
@@ -25,6 +29,10 @@ pub struct Weights {
     pub vocabulary: usize,
     /// From text to tokens and back.
     pub tokeniser: Tokeniser,
+    /// What its texts begin with.
+    pub begin: u32,
+    /// What they end with.
+    pub ends: Vec<u32>,
     source: Source,
 }
 
@@ -41,11 +49,14 @@ impl Weights {
             let path = checkpoint_at(path)?;
             let checkpoint = Checkpoint::open(&path)?;
             let manifest = &checkpoint.manifest;
+            let end = manifest.tokeniser.end_of_text();
             return Ok(Weights {
                 name: format!("{}, step {}", path.display(), manifest.step),
                 run: manifest.run.clone(),
                 vocabulary: manifest.definition.vocabulary,
                 tokeniser: manifest.tokeniser.clone(),
+                begin: end,
+                ends: vec![end],
                 source: Source::Checkpoint(Box::new(checkpoint)),
             });
         }
@@ -65,20 +76,25 @@ impl Weights {
             );
         }
         let run = Run { model: pretrained.model.clone(), ..Run::default() };
-        Ok(Weights { name, run, vocabulary, tokeniser, source: Source::Pretrained(Box::new(pretrained)) })
+        let end = tokeniser.end_of_text();
+        let begin = pretrained.begin.unwrap_or(end);
+        let ends = pretrained.ends.iter().copied().chain([end]).collect();
+        let source = Source::Pretrained(Box::new(pretrained));
+        Ok(Weights { name, run, vocabulary, tokeniser, begin, ends, source })
     }
 
-    /// A run of this model, with its weights in it.
-    pub fn stages(&self, threads: usize) -> Result<Stages> {
-        let Run { model, optimiser, mut train, seed, .. } = self.run.clone();
-        train.threads = threads;
-        let mut stages =
-            pipeline::build(&model.architecture(self.vocabulary), optimiser.rule(), &train, seed)?;
+    /// The model with its weights in it, to be asked about texts of up to `context` tokens.
+    pub fn stages(&self, context: usize, threads: usize) -> Result<Stages> {
+        let model = ModelConfig { context, ..self.run.model.clone() };
+        let train = TrainConfig { threads, stages: 1, batch: 1, microbatch: 1, ..self.run.train.clone() };
+        let architecture = model.architecture(self.vocabulary);
+        let mut stages = pipeline::build(&architecture, Rule::Fixed, &train, self.run.seed)?;
         self.put_into(&mut stages)?;
         Ok(stages)
     }
 
-    /// Puts them into stages of the same model, however that is cut.
+    /// Puts them into stages of the same model, however that is cut. It may have less context: what is learnt of later
+    /// positions is left out.
     pub fn put_into(&self, stages: &mut [Box<dyn Stage>]) -> Result<()> {
         let checkpoint = match &self.source {
             Source::Pretrained(pretrained) => return Ok(pretrained.put_into(stages)?),
@@ -90,9 +106,10 @@ impl Weights {
                 bail!("{} was trained with another train.precision; set it to that", self.name);
             }
             for (parameter, span) in stage.layout().entries().to_vec() {
-                let (_, bytes) =
-                    tensors.get(&parameter.name).context("the checkpoint is of another model")?;
-                stage.write(State::Weights, span.start, bytes)?;
+                let tensor = tensors.get(&parameter.name);
+                let part = tensor.and_then(|(shape, bytes)| parameter.part_of(shape, bytes));
+                let part = part.context("the checkpoint is of another model")?;
+                stage.write(State::Weights, span.start, part)?;
             }
         }
         Ok(())
@@ -101,33 +118,48 @@ impl Weights {
     /// The run begins with these: takes over the model, and says which weights they are. A run file may say of the model
     /// only what is not in the weights.
     pub fn resolve(&self, run: &mut Run) -> Result<()> {
-        let (asked, default) = (run.model.clone(), ModelConfig::default());
-        let theirs = &self.run.model;
-        let is_said =
-            asked.width != default.width || asked.layers != default.layers || asked.heads != default.heads;
-        let differs = (asked.width, asked.layers, asked.heads) != (theirs.width, theirs.layers, theirs.heads);
-        if is_said && differs {
+        let Some(initial) = run.initial.as_ref() else { return Ok(()) };
+        let (asked, theirs) = (toml::Table::try_from(&run.model)?, &self.run.model);
+        // A run that was resolved before says everything.
+        let said: Vec<&String> = match initial.weights.is_empty() {
+            true => initial.said.iter().collect(),
+            false => asked.keys().collect(),
+        };
+        for key in said.iter().filter(|key| !FREE.contains(&key.as_str())) {
+            let mut changed = toml::Table::try_from(theirs)?;
+            let (is, value) = (changed.get(*key).cloned(), asked.get(*key).context("an unknown key")?);
+            changed.insert(key.to_string(), value.clone());
+            let changed: ModelConfig = changed.try_into()?;
+            if changed.architecture(self.vocabulary) != theirs.architecture(self.vocabulary) {
+                let is = is.map_or("another".into(), |is| is.to_string());
+                bail!(
+                    "the run file says model.{key} = {value}, and {} has {is}; leave it out of [model], or begin with \
+                     other weights",
+                    self.name
+                );
+            }
+        }
+        let context = match said.iter().any(|key| *key == "context") {
+            true => run.model.context,
+            false => theirs.context,
+        };
+        if context > theirs.context {
             bail!(
-                "the run file describes a model of width {}, {} layers and {} heads, and {} has {}, {} and {}; leave the \
-                 sizes out of [model], or begin with other weights",
-                asked.width,
-                asked.layers,
-                asked.heads,
+                "the run file says model.context = {context}, and {} knows {} positions; use as many at the most",
                 self.name,
-                theirs.width,
-                theirs.layers,
-                theirs.heads
+                theirs.context
             );
         }
         run.model = ModelConfig {
-            dropout: asked.dropout,
-            embedding_dropout: asked.embedding_dropout,
-            attention_dropout: asked.attention_dropout,
+            context,
+            dropout: run.model.dropout,
+            embedding_dropout: run.model.embedding_dropout,
+            attention_dropout: run.model.attention_dropout,
             ..theirs.clone()
         };
         let dtype = if run.train.precision == Precision::F32 { Dtype::F32 } else { Dtype::F64 };
         let hash = self.hash(dtype)?;
-        let Some(initial) = &mut run.initial else { return Ok(()) };
+        let Some(initial) = run.initial.as_mut() else { return Ok(()) };
         if !initial.weights.is_empty() && initial.weights != hash {
             bail!(
                 "{} holds other weights than the run began with (hash {hash}, not {}); put the old ones back",

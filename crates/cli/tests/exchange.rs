@@ -25,6 +25,9 @@ fn an_exported_model_writes_and_is_judged_as_the_run_that_made_it() {
         shown.lines().skip(1).map(String::from).collect::<Vec<_>>()
     };
     assert_eq!(judged("first"), judged("folder"));
+    place.good("eval folder --text text.txt --windows 8 --context 16");
+    let told = place.bad("eval folder --text text.txt --context 33");
+    assert!(told.contains("the model knows 32 positions"), "{told}");
     let again = place.bad("export first --out folder");
     assert!(again.contains("exists already"), "{again}");
     place.good("export first --out half --numbers bf16");
@@ -52,5 +55,13 @@ fn a_run_that_begins_with_weights_goes_on_with_them_in_one_process_and_in_a_swar
     let report = std::fs::read_to_string(place.path("many/report.md")).unwrap();
     assert!(report.contains("the same, bit for bit"), "{report}");
     let told = place.bad("train tune.toml --out other --set model.width=64");
-    assert!(told.contains("leave the sizes out"), "{told}");
+    assert!(told.contains("model.width = 64, and") && told.contains("folder has 32; leave it out"), "{told}");
+    let told = place.bad("train tune.toml --out other --set model.context=64");
+    assert!(told.contains("folder knows 32 positions"), "{told}");
+    place.good("train tune.toml --out short --set model.context=16 --set model.layers=2");
+    let first = place.losses("short")[&0];
+    assert!(first < 4.5, "a part of the positions will do: {first}");
+    place.good("train tune.toml --out short --resume --set train.steps=8 --set optimiser.decay_steps=6");
+    assert_eq!(place.losses("short").len(), 8);
+    place.good("eval short");
 }

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use starling_exchange::Pretrained;
 use starling_model::generate::{Choice, generate};
-use starling_model::optimiser::OptimiserConfig;
+use starling_model::optimiser::Rule;
 use starling_model::pipeline;
 use starling_model::run::TrainConfig;
 
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let pretrained = Pretrained::open(Path::new(&folder))?;
     let train = TrainConfig { threads, ..Default::default() };
     let architecture = pretrained.model.architecture(pretrained.vocabulary);
-    let mut stages = pipeline::build(&architecture, OptimiserConfig::default().rule(), &train, 0)?;
+    let mut stages = pipeline::build(&architecture, Rule::Fixed, &train, 0)?;
     pretrained.put_into(&mut stages)?;
     let prompt: Vec<u32> = (0..32u32).map(|i| (7 * i * i + 3 * i) % 50257).collect();
     let cold = Choice { temperature: 0.0, ..Default::default() };
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let count = line?.trim().parse()?;
         let began = Instant::now();
         let go_on = |_| ControlFlow::Continue(());
-        let ids = generate(&stages, pretrained.model.context, prompt.clone(), count, cold, None, go_on)?;
+        let ids = generate(&stages, pretrained.model.context, prompt.clone(), count, cold, &[], go_on)?;
         let seconds = began.elapsed().as_secs_f64();
         println!("{}", serde_json::json!({ "seconds": seconds, "ids": &ids[prompt.len()..] }));
     }

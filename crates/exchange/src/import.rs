@@ -25,6 +25,10 @@ pub struct Pretrained {
     pub vocabulary: usize,
     /// The text of its `tokenizer.json`, if it has one.
     pub tokeniser: Option<String>,
+    /// What its texts begin with, if it says.
+    pub begin: Option<u32>,
+    /// What they end with.
+    pub ends: Vec<u32>,
     files: Vec<(PathBuf, Mmap)>,
     /// The file of each parameter, and its name there.
     parameters: BTreeMap<String, (usize, String)>,
@@ -35,6 +39,10 @@ struct Head {
     model_type: Option<String>,
     #[serde(default)]
     quantization_config: serde_json::Value,
+    #[serde(default)]
+    bos_token_id: serde_json::Value,
+    #[serde(default)]
+    eos_token_id: serde_json::Value,
 }
 
 #[derive(Deserialize)]
@@ -78,17 +86,30 @@ impl Pretrained {
                 }
             }
         }
-        let pretrained = Pretrained { model, vocabulary, tokeniser, files, parameters };
+        // One, several, or none.
+        let known = |id: &serde_json::Value| {
+            u32::try_from(id.as_u64()?).ok().filter(|&id| (id as usize) < vocabulary)
+        };
+        let list = |ids: &serde_json::Value| match ids.as_array() {
+            Some(ids) => ids.iter().filter_map(known).collect(),
+            None => known(ids).into_iter().collect::<Vec<u32>>(),
+        };
+        let begin = list(&head.bos_token_id).first().copied();
+        let ends = list(&head.eos_token_id);
+        let pretrained = Pretrained { model, vocabulary, tokeniser, begin, ends, files, parameters };
         pretrained.check()?;
         Ok(pretrained)
     }
 
-    /// Puts its weights into stages of the same model, however they are cut.
+    /// Puts its weights into stages of the same model, however they are cut. It may have less context: what is learnt of
+    /// later positions is left out.
     pub fn put_into(&self, stages: &mut [Box<dyn Stage>]) -> Result<(), ImportError> {
         for stage in stages {
             for (parameter, span) in stage.layout().entries().to_vec() {
-                let bytes = self.read(&parameter.name, stage.dtype())?;
-                stage.write(State::Weights, span.start, &bytes)?;
+                let (shape, bytes) = self.tensor(&parameter.name, stage.dtype())?;
+                let part = parameter.part_of(&shape, &bytes);
+                let part = part.ok_or_else(|| ImportError::Missing { name: parameter.name.clone() })?;
+                stage.write(State::Weights, span.start, part)?;
             }
         }
         Ok(())
@@ -101,13 +122,19 @@ impl Pretrained {
 
     /// The little-endian elements of a parameter.
     pub fn read(&self, parameter: &str, dtype: Dtype) -> Result<Vec<u8>, ImportError> {
+        Ok(self.tensor(parameter, dtype)?.1)
+    }
+
+    /// The same with its shape.
+    fn tensor(&self, parameter: &str, dtype: Dtype) -> Result<(Vec<usize>, Vec<u8>), ImportError> {
         let (number, name) = self.place(parameter)?;
         let (path, file) = &self.files[number];
         let wrong = |why: String| ImportError::Tensor { path: path.clone(), name: name.into(), why };
         let tensors = tensors_of(path, file)?;
         let view = tensors.tensor(name).map_err(|error| wrong(error.to_string()))?;
         let bytes = to_model(view.data(), view.dtype(), dtype);
-        bytes.ok_or_else(|| wrong(format!("it holds {:?}", view.dtype())))
+        let bytes = bytes.ok_or_else(|| wrong(format!("it holds {:?}", view.dtype())))?;
+        Ok((view.shape().to_vec(), bytes))
     }
 
     fn place(&self, parameter: &str) -> Result<(usize, &str), ImportError> {

@@ -86,6 +86,37 @@ fn a_model_comes_back_bit_for_bit_however_it_is_cut_and_tied() {
 }
 
 #[test]
+fn a_model_may_have_less_context_and_nothing_else_that_is_other() {
+    for theirs in [model(), llama()] {
+        let folder = tempfile::tempdir().unwrap();
+        let pretrained = Pretrained::open(&exported(&theirs, Format::F32, folder.path())).unwrap();
+        let mut less = stages(&ModelConfig { context: 8, ..theirs.clone() }, 77, 2);
+        pretrained.put_into(&mut less).unwrap();
+        assert_eq!(logits(&less), logits(&stages(&theirs, 5, 1)));
+        let mut other = stages(&ModelConfig { inner: Some(32), ..theirs }, 77, 1);
+        assert!(matches!(pretrained.put_into(&mut other), Err(ImportError::Missing { .. })));
+    }
+}
+
+#[test]
+fn texts_begin_and_end_with_what_the_config_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = exported(&llama(), Format::F32, folder.path());
+    let open = |begin: &str, ends: &str| {
+        let config = path.join("config.json");
+        let mut fields: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(&config).unwrap()).unwrap();
+        fields["bos_token_id"] = serde_json::from_str(begin).unwrap();
+        fields["eos_token_id"] = serde_json::from_str(ends).unwrap();
+        std::fs::write(&config, fields.to_string()).unwrap();
+        let pretrained = Pretrained::open(&path).unwrap();
+        (pretrained.begin, pretrained.ends)
+    };
+    assert_eq!(open("3", "4"), (Some(3), vec![4]));
+    assert_eq!(open("null", "[4, 36, 37, -1, \"x\"]"), (None, vec![4, 36]));
+}
+
+#[test]
 fn layers_that_share_their_weights_are_written_out() {
     for model in [model(), llama()] {
         let (model, folder) = (ModelConfig { share_every: 2, ..model }, tempfile::tempdir().unwrap());

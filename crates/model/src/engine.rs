@@ -15,6 +15,7 @@
 
 pub mod cpu;
 pub mod emulated;
+mod heap;
 pub mod naive;
 
 use std::ops::Range;

@@ -26,7 +26,7 @@ impl Default for Choice {
     }
 }
 
-/// Continues `tokens` by up to `count` tokens, or to `stop`; `see` is shown each new token, and may end it.
+/// Continues `tokens` by up to `count` tokens, or to one of `ends`; `see` is shown each new token, and may end it.
 ///
 /// Stages remember the keys and values of what was written, so a token costs one token. When a text has become longer than the
 /// model's context, they begin again with the last half of that.
@@ -36,7 +36,7 @@ pub fn generate(
     mut tokens: Vec<u32>,
     count: usize,
     choice: Choice,
-    stop: Option<u32>,
+    ends: &[u32],
     mut see: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Vec<u32>, StageError> {
     let room = context.min(tokens.len() + count);
@@ -54,7 +54,7 @@ pub fn generate(
         known += next.len();
         let logits = proceed(stages, &mut memories, input, &meta)?;
         let token = choose(&logits, choice, draw as u64);
-        if Some(token) == stop {
+        if ends.contains(&token) {
             break;
         }
         tokens.push(token);
@@ -166,7 +166,7 @@ mod tests {
             let stages = pipeline::build(&model.architecture(97), rule, &train, 3).unwrap();
             let cold = Choice { temperature: 0.0, ..Default::default() };
             let go_on = |_| ControlFlow::Continue(());
-            let written = generate(&stages, context, vec![5, 6, 7], 40, cold, None, go_on).unwrap();
+            let written = generate(&stages, context, vec![5, 6, 7], 40, cold, &[], go_on).unwrap();
             let mut first = 0;
             for len in 3..written.len() {
                 if len - first > context {

@@ -70,9 +70,8 @@ pub(crate) fn worker_bytes<E: Engine>(
     let (element, lots) = (units.dtype().size() as u64, train.lots());
     let boundary = size.1.tokens() as u64 * units.architecture.width as u64 * element;
     let kept = boundary.saturating_mul(2 * u64::from(lots.microbatches)).min(KEPT_BYTES);
-    // Of two replicas each sends the other half of its sums, and adds up the other half for both.
-    let halves = sealed(lots, reduce) as u64 + 1;
-    let reducing = (halves * units.gradient_len as u64 * element).div_ceil(2);
+    // Pieces of sums are on their way, out and in: with two replicas half a gradient each at a time.
+    let reducing = units.gradient_len as u64 * element;
     let device = device_bytes(units, size, train, reduce, stage);
     device.saturating_add(kept).saturating_add(reducing).saturating_add(PROCESS_BYTES)
 }

@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 
 use crate::engine::Span;
 
+/// The table of learnt positions: of all parameters only this one depends on a model's context.
+pub(crate) const POSITIONS: &str = "wpe.weight";
+
 /// A parameter: what it is called, its shape, how it starts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {
@@ -25,6 +28,17 @@ impl Parameter {
     /// Number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// What it takes of a tensor of this shape: all, or of more positions than it has the first. None if that is of
+    /// another model.
+    pub fn part_of<'a>(&self, shape: &[usize], bytes: &'a [u8]) -> Option<&'a [u8]> {
+        if shape == self.shape {
+            return Some(bytes);
+        }
+        let is_longer = matches!((shape, &self.shape[..]), ([had, a], [rows, b]) if had > rows && a == b);
+        let rows = *self.shape.first().filter(|_| is_longer && self.name == POSITIONS)?;
+        bytes.get(..bytes.len() / shape[0] * rows)
     }
 
     /// Whether weight decay concerns it: matrices yes, biases and norms no.

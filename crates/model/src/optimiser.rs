@@ -177,6 +177,8 @@ pub enum Rule {
     Sgd { momentum: f64, weight_decay: f64 },
     /// AdamW's direction, scaled to each parameter's own size.
     Lamb { beta1: f64, beta2: f64, epsilon: f64, weight_decay: f64 },
+    /// The weights stay as they are: a model that is only asked.
+    Fixed,
 }
 
 impl Rule {
@@ -185,6 +187,7 @@ impl Rule {
         match self {
             Rule::AdamW { .. } | Rule::Lamb { .. } => 2,
             Rule::Sgd { .. } => 1,
+            Rule::Fixed => 0,
         }
     }
 }

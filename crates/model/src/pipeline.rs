@@ -47,7 +47,8 @@ macro_rules! with_engine {
     };
 }
 
-/// Builds the stages of a model, with initial weights, if this machine's memory is enough for them.
+/// Builds the stages of a model, with initial weights, if this machine's memory is enough for them. With
+/// [`Rule::Fixed`] they can only be asked, and take little more than their weights.
 pub fn build(
     architecture: &Architecture,
     rule: Rule,
@@ -202,11 +203,18 @@ fn build_on<E: Engine>(
     let shape = microbatch_shape(architecture, train);
     let lay_out = |cut| Units::new(engine.clone(), architecture.clone(), cut, seed);
     let parts: Vec<Units<E>> = cut(architecture, train.stages).into_iter().map(lay_out).collect();
-    // One microbatch is in flight at a time.
-    let needed: u64 = parts
-        .iter()
-        .fold(0, |sum, units| sum.saturating_add(units.plan(rule.moments(), shape, 1, train.keep)));
-    check_memory(needed, train)?;
+    let needs = |units: &Units<E>| match rule {
+        Rule::Fixed => units.plan_to_ask(shape),
+        // One microbatch is in flight at a time.
+        _ => units.plan(rule.moments(), shape, 1, train.keep),
+    };
+    let needed = parts.iter().map(needs).fold(0, u64::saturating_add);
+    check_memory(needed, train).map_err(|error| match (rule, error) {
+        (Rule::Fixed, BuildError::Memory { needed, available }) => {
+            BuildError::MemoryToAsk { needed, available }
+        }
+        (_, error) => error,
+    })?;
     let stage = |units| Box::new(LocalStage::with(units, rule, seed)) as Box<dyn Stage>;
     Ok(parts.into_iter().map(stage).collect())
 }
@@ -303,6 +311,18 @@ pub enum BuildError {
         *.needed as f64 / 1e9, *.available as f64 / 1e9
     )]
     Memory {
+        /// Bytes that it needs.
+        needed: u64,
+        /// Bytes that there are.
+        available: u64,
+    },
+    /// Too large to be asked on this machine.
+    #[error(
+        "asking the model needs about {:.1} GB of memory and {:.1} GB are available; ask about fewer tokens at a time, \
+         or on a larger machine",
+        *.needed as f64 / 1e9, *.available as f64 / 1e9
+    )]
+    MemoryToAsk {
         /// Bytes that it needs.
         needed: u64,
         /// Bytes that there are.

@@ -11,6 +11,7 @@ use starling_corpus::Sampler;
 use crate::batch;
 use crate::checkpoint::{Checkpoint, RestoreError};
 use crate::lots::Lots;
+use crate::optimiser::Rule;
 use crate::pipeline::{self, BuildError, Stages, weights_hash};
 use crate::reduce::settle_shared;
 use crate::run::Run;
@@ -43,8 +44,18 @@ pub struct StepReport {
 impl Reference {
     /// The run at step 0. The run must have no problems, and the sampler be made for it.
     pub fn new(run: Run, vocabulary: usize, sampler: Sampler) -> Result<Reference, BuildError> {
+        let rule = run.optimiser.rule();
+        Reference::with(run, rule, vocabulary, sampler)
+    }
+
+    /// The same, only to be asked: it cannot learn, and takes less memory.
+    pub fn to_ask(run: Run, vocabulary: usize, sampler: Sampler) -> Result<Reference, BuildError> {
+        Reference::with(run, Rule::Fixed, vocabulary, sampler)
+    }
+
+    fn with(run: Run, rule: Rule, vocabulary: usize, sampler: Sampler) -> Result<Reference, BuildError> {
         let architecture = run.model.architecture(vocabulary);
-        let stages = pipeline::build(&architecture, run.optimiser.rule(), &run.train, run.seed)?;
+        let stages = pipeline::build(&architecture, rule, &run.train, run.seed)?;
         Ok(Reference { run, sampler, stages, skipped: 0 })
     }
 

@@ -48,11 +48,15 @@ pub struct Run {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct InitialConfig {
-    /// A folder that Hugging Face's transformers wrote, a run's folder, or one of its checkpoints. The model is the one there.
+    /// A folder that Hugging Face's transformers wrote, a run's folder, or one of its checkpoints. The model is the one there;
+    /// `[model]` may say less context, and dropout.
     pub path: PathBuf,
     /// The hash that the weights must have; filled in when the run is opened.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub weights: String,
+    /// Keys of `[model]` that the run file says: the rest of the model is the one there.
+    #[serde(skip)]
+    pub said: Vec<String>,
 }
 
 /// The `[train]` section: how long, and in what pieces.

@@ -333,6 +333,14 @@ fn upload(engine: &Cpu, values: &[f64]) -> Buffer {
     buffer
 }
 
+/// A buffer with these in it.
+fn filled<E: Engine>(engine: &E, values: &[f32]) -> E::Buffer {
+    let mut buffer = engine.zeros(values.len());
+    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    engine.write(&mut buffer, 0, &bytes);
+    buffer
+}
+
 /// Updates use + − × ÷ √ only, none of them contracted: their bits are those of the naive engine.
 #[test]
 fn updates_are_the_naive_engines_bit_for_bit() {
@@ -348,20 +356,15 @@ fn updates_are_the_naive_engines_bit_for_bit() {
     let (at, from) = (span(3, len - 5), span(1, len - 5));
     for (rule, decay) in rules.iter().flat_map(|rule| [(rule, true), (rule, false)]) {
         let naive = Naive::<f32>::new(1).unwrap();
-        let mut weights = values("weights");
-        let mut moments = vec![values("first"), squares("second")];
-        let gradient = values("gradient");
+        let mut weights = filled(&naive, &values("weights"));
+        let mut moments = vec![filled(&naive, &values("first")), filled(&naive, &squares("second"))];
+        let gradient = filled(&naive, &values("gradient"));
         naive.optimise(rule, &update, decay, &mut weights, &mut moments, at, &gradient, from);
         for isa in Isa::available() {
             let cpu = Cpu::on(isa, 2).unwrap();
-            let buffer = |values: Vec<f32>| {
-                let mut buffer = cpu.zeros(len);
-                buffer.copy_from_slice(&values);
-                buffer
-            };
-            let mut found = buffer(values("weights"));
-            let mut found_moments = vec![buffer(values("first")), buffer(squares("second"))];
-            let gradient = buffer(gradient.clone());
+            let mut found = filled(&cpu, &values("weights"));
+            let mut found_moments = vec![filled(&cpu, &values("first")), filled(&cpu, &squares("second"))];
+            let gradient = filled(&cpu, &gradient);
             cpu.optimise(rule, &update, decay, &mut found, &mut found_moments, at, &gradient, from);
             assert!(found[..] == weights[..], "{isa:?} {rule:?}");
             assert!(found_moments.iter().zip(&moments).all(|(a, b)| a[..] == b[..]), "{isa:?} {rule:?}");

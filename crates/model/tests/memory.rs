@@ -1,7 +1,7 @@
-//! What a stage says it needs is what it takes: measured by an allocator that counts, and where the engine has memory of its
-//! own by the pages of the process. And a step like those before it asks for nothing new.
+//! What a stage says it needs is what it takes, measured by the pages of the process. And a step like those before it asks
+//! for nothing new: an allocator tells the largest piece.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
-#![allow(unsafe_code, reason = "an allocator is unsafe by nature; this one only counts and passes on")]
+#![allow(unsafe_code, reason = "an allocator is unsafe by nature; this one only looks and passes on")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::VecDeque;
@@ -17,49 +17,25 @@ use starling_model::lots::Lots;
 use starling_model::optimiser::OptimiserConfig;
 use starling_model::stage::{Commit, Input, Keep, Meta, Microbatch, Reduction, Stage, Ticket};
 
-struct Counting;
+struct Watching;
 
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for Watching {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(live, Ordering::Relaxed);
         LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
         unsafe { System.dealloc(pointer, layout) }
     }
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: Watching = Watching;
 
 /// What the process takes at the most from now on, beyond what it has now.
-trait Meter {
-    fn start() -> Self;
-    fn peak(&self) -> u64;
-}
-
-struct Allocated(usize);
-
-impl Meter for Allocated {
-    fn start() -> Allocated {
-        let before = LIVE.load(Ordering::Relaxed);
-        PEAK.store(before, Ordering::Relaxed);
-        Allocated(before)
-    }
-
-    fn peak(&self) -> u64 {
-        (PEAK.load(Ordering::Relaxed) - self.0) as u64
-    }
-}
-
 struct Pages(u64);
 
 impl Pages {
@@ -68,9 +44,7 @@ impl Pages {
         let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
         line.trim_matches([':', '\t', ' ', 'k', 'B']).parse::<u64>().unwrap() * 1024
     }
-}
 
-impl Meter for Pages {
     fn start() -> Pages {
         std::fs::write("/proc/self/clear_refs", "5").unwrap(); // Forgets the peak.
         Pages(Pages::read("VmRSS"))
@@ -81,19 +55,21 @@ impl Meter for Pages {
     }
 }
 
-/// One test, because there is one counter for the process.
+/// One test, because there is one process.
 #[test]
 fn the_plan_is_near_the_peak() {
-    if cfg!(target_os = "linux") {
-        for family in [Family::Gpt2, Family::Llama] {
-            check::<_, Pages>(|| Cpu::new(2).unwrap(), family, (96, 256, 3000), 0.05);
-            nothing_is_allocated_in_a_steady_step(family);
-        }
+    if !cfg!(target_os = "linux") {
+        return;
     }
-    check::<_, Allocated>(|| Naive::<f32>::new(1).unwrap(), Family::Gpt2, (32, 64, 300), 0.25);
+    for family in [Family::Gpt2, Family::Llama] {
+        check(|| Cpu::new(2).unwrap(), family, (96, 256, 3000), 0.05);
+        nothing_is_allocated_in_a_steady_step(family);
+    }
+    // What it works with comes and goes, in pieces that the system's allocator may keep.
+    check(|| Naive::<f32>::new(1).unwrap(), Family::Gpt2, (64, 128, 1000), 0.25);
 }
 
-fn check<E: Engine, M: Meter>(
+fn check<E: Engine>(
     engine: impl Fn() -> E,
     family: Family,
     (context, width, vocabulary): (usize, usize, usize),
@@ -103,7 +79,7 @@ fn check<E: Engine, M: Meter>(
     // What keeps most is what a family changes.
     let cases = &cases[..if family == Family::Gpt2 { 4 } else { 2 }];
     for &(layers, rows, in_flight, keep) in cases {
-        let meter = M::start();
+        let meter = Pages::start();
         let key_heads = (family == Family::Llama).then_some(2);
         let config =
             ModelConfig { family, context, width, layers, heads: 4, key_heads, ..Default::default() };

@@ -24,6 +24,14 @@ fn numbers(name: &str, count: usize) -> Vec<f64> {
     normals(1, name, count).map(|x| 0.7 * x).collect()
 }
 
+type Buffer = <Naive<f64> as Engine>::Buffer;
+
+fn buffer(engine: &Naive<f64>, values: &[f64]) -> Buffer {
+    let mut buffer = engine.zeros(values.len());
+    buffer.copy_from_slice(values);
+    buffer
+}
+
 fn dropout(rate: f64) -> Dropout<'static> {
     Dropout { rate, seed: 5, place: 9, samples: &SAMPLES }
 }
@@ -82,11 +90,11 @@ fn embedding() {
     let (table, positions) = (span(0, VOCABULARY * WIDTH), span(VOCABULARY * WIDTH, 5 * WIDTH));
     for (rate, positions) in [(0.0, Some(positions)), (0.3, Some(positions)), (0.3, None)] {
         let forward = |weights: &[f64]| {
-            let weights = weights.to_vec();
+            let weights = buffer(&engine, weights);
             engine.embed(SHAPE, WIDTH, &TOKENS, &POSITIONS, &weights, table, positions, dropout(rate))
         };
-        let d_out = numbers("weighing", SHAPE.tokens() * WIDTH);
-        let mut grads = vec![0.0; weights.len()];
+        let d_out = buffer(&engine, &numbers("weighing", SHAPE.tokens() * WIDTH));
+        let mut grads = engine.zeros(weights.len());
         engine.embed_backward(
             SHAPE,
             WIDTH,
@@ -109,18 +117,19 @@ fn norm_and_linear() {
 
 fn check_norm_and_linear((norm, linear, len): (Norm, Linear, usize)) {
     let engine = engine();
-    let weights = numbers("weights", len);
-    let x = numbers("x", SHAPE.tokens() * WIDTH);
-    let d_out = numbers("weighing", SHAPE.tokens() * INNER);
+    let weights = buffer(&engine, &numbers("weights", len));
+    let x = buffer(&engine, &numbers("x", SHAPE.tokens() * WIDTH));
+    let d_out = buffer(&engine, &numbers("weighing", SHAPE.tokens() * INNER));
     let before = numbers("before", x.len());
-    let mut d_x = before.clone();
-    let mut grads = vec![0.0; len];
+    let mut d_x = buffer(&engine, &before);
+    let mut grads = engine.zeros(len);
     let (_, kept) = engine.norm_linear(&x, &weights, norm, linear);
     engine
         .norm_linear_backward(&x, &kept, &weights, norm, linear, &d_out, &mut d_x, &mut grads, norm, linear);
     let d_x: Vec<f64> = d_x.iter().zip(before).map(|(d, before)| d - before).collect();
-    agrees("x", &x, &d_x, |x| weighed(&engine.norm_linear(&x.to_vec(), &weights, norm, linear).0));
-    agrees("weights", &weights, &grads, |w| weighed(&engine.norm_linear(&x, &w.to_vec(), norm, linear).0));
+    let forward = |x: &Buffer, weights: &Buffer| weighed(&engine.norm_linear(x, weights, norm, linear).0);
+    agrees("x", &x, &d_x, |x| forward(&buffer(&engine, x), &weights));
+    agrees("weights", &weights, &grads, |w| forward(&x, &buffer(&engine, w)));
 }
 
 #[test]
@@ -128,10 +137,10 @@ fn attention_inside_documents_with_dropout() {
     let engine = engine();
     let grouped = Attention { heads: 6, key_heads: 2, ..attention() };
     for (rate, attention) in [(0.0, attention()), (0.4, attention()), (0.0, grouped), (0.4, grouped)] {
-        let qkv = numbers("qkv", SHAPE.tokens() * attention.qkv_width());
-        let forward = |qkv: &[f64]| engine.attention(SHAPE, attention, &qkv.to_vec(), dropout(rate));
+        let qkv = buffer(&engine, &numbers("qkv", SHAPE.tokens() * attention.qkv_width()));
+        let forward = |qkv: &[f64]| engine.attention(SHAPE, attention, &buffer(&engine, qkv), dropout(rate));
         let (out, sums) = forward(&qkv);
-        let d_out = numbers("weighing", out.len());
+        let d_out = buffer(&engine, &numbers("weighing", out.len()));
         let d_qkv = engine.attention_backward(SHAPE, attention, &qkv, &out, &sums, dropout(rate), &d_out);
         agrees("qkv", &qkv, &d_qkv, |qkv| weighed(&forward(qkv).0));
     }
@@ -147,8 +156,9 @@ fn rotation() {
         angles.iter().map(|a| a.cos()).chain(angles.iter().map(|a| a.sin())).collect()
     };
     let rotation: Vec<f64> = angles.chunks(3).flat_map(cos_sin).collect();
+    let rotation = buffer(&engine, &rotation);
     let turned = |values: &[f64], back| {
-        let mut values = values.to_vec();
+        let mut values = buffer(&engine, values);
         engine.rotate(attention, &rotation, &mut values, back);
         values
     };
@@ -169,16 +179,16 @@ fn linear_and_residual() {
         .into_iter()
         .chain([(Activation::SwiGlu, norm_linear()), (Activation::SwiGlu, rms_norm_linear())])
     {
-        let weights = numbers("weights", len);
-        let x = numbers("x", SHAPE.tokens() * activation.takes() * WIDTH);
-        let residual = numbers("residual", SHAPE.tokens() * INNER);
+        let weights = buffer(&engine, &numbers("weights", len));
+        let x = buffer(&engine, &numbers("x", SHAPE.tokens() * activation.takes() * WIDTH));
+        let residual = buffer(&engine, &numbers("residual", SHAPE.tokens() * INNER));
         let forward = |x: &[f64], w: &[f64]| {
-            let (x, w) = (x.to_vec(), w.to_vec());
+            let (x, w) = (buffer(&engine, x), buffer(&engine, w));
             let (out, _) = engine.linear_residual(SHAPE, activation, &x, &w, linear, dropout(0.2), &residual);
             weighed(&out)
         };
-        let d_out = numbers("weighing", residual.len());
-        let mut grads = vec![0.0; len];
+        let d_out = buffer(&engine, &numbers("weighing", residual.len()));
+        let mut grads = engine.zeros(len);
         let (_, kept) =
             engine.linear_residual(SHAPE, activation, &x, &weights, linear, dropout(0.2), &residual);
         let d_x = engine.linear_residual_backward(
@@ -203,15 +213,16 @@ fn head_and_loss() {
     let engine = engine();
     let norm = Norm { weight: span(0, WIDTH), bias: span(WIDTH, WIDTH), epsilon: 1e-5, centred: true };
     let table = span(2 * WIDTH, VOCABULARY * WIDTH);
-    let weights = numbers("weights", 2 * WIDTH + table.len);
+    let weights = buffer(&engine, &numbers("weights", 2 * WIDTH + table.len));
     // More tokens than the head takes at a time.
     let targets: Vec<u32> = (0..10).flat_map(|_| TARGETS).collect();
-    let x = numbers("x", targets.len() * WIDTH);
-    let mut grads = vec![0.0; weights.len()];
+    let x = buffer(&engine, &numbers("x", targets.len() * WIDTH));
+    let mut grads = engine.zeros(weights.len());
     let (loss, d_x) = engine.head_loss_backward(&x, &weights, norm, table, &targets, &mut grads, norm, table);
     assert_eq!(loss, engine.head_loss(&x, &weights, norm, table, &targets));
-    agrees("x", &x, &d_x, |x| engine.head_loss(&x.to_vec(), &weights, norm, table, &targets));
-    agrees("weights", &weights, &grads, |w| engine.head_loss(&x, &w.to_vec(), norm, table, &targets));
+    let loss = |x: &Buffer, weights: &Buffer| engine.head_loss(x, weights, norm, table, &targets);
+    agrees("x", &x, &d_x, |x| loss(&buffer(&engine, x), &weights));
+    agrees("weights", &weights, &grads, |w| loss(&x, &buffer(&engine, w)));
 
     let logits = engine.head_logits(&x, &weights, norm, table, &[3, 70]);
     let loss = |token: usize, target: usize| {
@@ -230,11 +241,16 @@ fn huge_logits_and_scores_stay_finite() {
     let engine = Naive::<f32>::new(1).unwrap();
     let norm = Norm { weight: span(0, WIDTH), bias: span(WIDTH, WIDTH), epsilon: 1e-5, centred: true };
     let table = span(2 * WIDTH, VOCABULARY * WIDTH);
-    let weights = vec![1e4f32; 2 * WIDTH + table.len];
-    let x: Vec<f32> = numbers("x", TARGETS.len() * WIDTH).into_iter().map(|x| x as f32).collect();
+    let mut weights = engine.zeros(2 * WIDTH + table.len);
+    weights.fill(1e4);
+    let drawn = |name: &str, len: usize, scale: f64| {
+        let mut drawn = engine.zeros(len);
+        drawn.iter_mut().zip(numbers(name, len)).for_each(|(slot, x)| *slot = (scale * x) as f32);
+        drawn
+    };
+    let x = drawn("x", TARGETS.len() * WIDTH, 1.0);
     assert!(engine.head_loss(&x, &weights, norm, table, &TARGETS).is_finite());
-    let qkv: Vec<f32> =
-        numbers("qkv", SHAPE.tokens() * 3 * WIDTH).into_iter().map(|x| 1e4 * x as f32).collect();
+    let qkv = drawn("qkv", SHAPE.tokens() * 3 * WIDTH, 1e4);
     let (out, sums) = engine.attention(SHAPE, attention(), &qkv, dropout(0.0));
     assert!(out.iter().chain(&sums).all(|x| x.is_finite()));
 }

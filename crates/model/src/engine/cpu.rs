@@ -8,7 +8,6 @@
 
 mod activate;
 mod attend;
-mod buffer;
 mod head;
 mod isa;
 mod lanes;
@@ -21,25 +20,25 @@ mod recall;
 mod rows;
 mod update;
 
-use std::sync::Arc;
-
 use rayon::prelude::*;
 
-pub use self::buffer::Buffer;
 pub use self::isa::{Isa, IsaError};
 
 use self::activate::{Activate, GateBackward, MultiplySlope};
 use self::attend::{Head, Sizes};
-use self::buffer::Heap;
 use self::norm::NormWeights;
 use self::product::{Matrix, Start, Workshop};
 use self::rows::AddTo;
+use super::heap::{self, Heap};
 use super::{Activation, Attention, Dtype, Engine, Linear, Norm, Shape, Span, Work};
 use crate::optimiser::{Rule, Update};
 use crate::random::Dropout;
 
 /// Part of the numerics class: whoever changes an order of sums, a size of blocks or a polynomial counts it up.
 const REVISION: u32 = 1;
+
+/// A vector of floats.
+pub type Buffer = heap::Buffer<f32>;
 
 /// The engine; see the module's head.
 pub struct Cpu {
@@ -67,7 +66,7 @@ impl Cpu {
     /// The same on this path.
     pub fn on(isa: Isa, threads: usize) -> Result<Cpu, CpuError> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-        Ok(Cpu { pool, shop: Workshop { isa, heap: Arc::new(Heap::default()) } })
+        Ok(Cpu { pool, shop: Workshop { isa, heap: Heap::new() } })
     }
 
     fn take(&self, len: usize) -> Buffer {
@@ -157,9 +156,7 @@ impl Engine for Cpu {
     }
 
     fn copy(&self, buffer: &Buffer, span: Span) -> Buffer {
-        let mut copy = self.take(span.len);
-        copy.copy_from_slice(&buffer[span.range()]);
-        copy
+        self.shop.heap.copy(&buffer[span.range()])
     }
 
     fn len(&self, buffer: &Buffer) -> usize {

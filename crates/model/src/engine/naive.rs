@@ -10,6 +10,7 @@ mod real;
 mod update;
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 
@@ -18,6 +19,7 @@ pub use real::Real;
 use self::attend::Sample;
 use self::norm::{NormWeights, normalise, normalise_backward};
 use self::product::{add_column_sums, add_product, transposed};
+use super::heap::{Buffer, Heap};
 use super::{Activation, Attention, Dtype, Engine, Linear, NO_TARGET, Norm, Shape, Span};
 use crate::optimiser::{Rule, Update};
 use crate::random::Dropout;
@@ -30,19 +32,19 @@ const HEAD_TOKENS: usize = 64;
 /// The naive engine in precision `T`; see the module's head.
 pub struct Naive<T> {
     pool: rayon::ThreadPool,
-    precision: std::marker::PhantomData<T>,
+    heap: Arc<Heap<T>>,
 }
 
 impl<T: Real> Naive<T> {
     /// An engine with its own `threads` threads; 0 means one for every core.
     pub fn new(threads: usize) -> Result<Naive<T>, rayon::ThreadPoolBuildError> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-        Ok(Naive { pool, precision: std::marker::PhantomData })
+        Ok(Naive { pool, heap: Heap::new() })
     }
 }
 
 impl<T: Real> Engine for Naive<T> {
-    type Buffer = Vec<T>;
+    type Buffer = Buffer<T>;
     /// The log-sum-exp of attention, `[b,h,t]`; nothing for other operations, which compute it again.
     type Kept = Vec<T>;
 
@@ -58,36 +60,42 @@ impl<T: Real> Engine for Naive<T> {
         format!("naive-{}", if T::DTYPE == Dtype::F32 { "f32" } else { "f64" })
     }
 
-    fn zeros(&self, len: usize) -> Vec<T> {
-        vec![T::ZERO; len]
+    fn reserve(&self, bytes: u64) {
+        if let Ok(len) = usize::try_from(bytes / T::DTYPE.size() as u64) {
+            self.heap.reserve(len);
+        }
     }
 
-    fn copy(&self, buffer: &Vec<T>, span: Span) -> Vec<T> {
-        buffer[span.range()].to_vec()
+    fn zeros(&self, len: usize) -> Buffer<T> {
+        self.heap.zeros(len)
     }
 
-    fn len(&self, buffer: &Vec<T>) -> usize {
+    fn copy(&self, buffer: &Buffer<T>, span: Span) -> Buffer<T> {
+        self.heap.copy(&buffer[span.range()])
+    }
+
+    fn len(&self, buffer: &Buffer<T>) -> usize {
         buffer.len()
     }
 
-    fn read(&self, buffer: &Vec<T>, span: Span) -> Vec<u8> {
+    fn read(&self, buffer: &Buffer<T>, span: Span) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(span.len * T::DTYPE.size());
         buffer[span.range()].iter().for_each(|x| x.push_bytes(&mut bytes));
         bytes
     }
 
-    fn write(&self, buffer: &mut Vec<T>, start: usize, bytes: &[u8]) {
+    fn write(&self, buffer: &mut Buffer<T>, start: usize, bytes: &[u8]) {
         let elements = bytes.chunks_exact(T::DTYPE.size()).map(T::from_bytes);
         buffer[start..].iter_mut().zip(elements).for_each(|(slot, x)| *slot = x);
     }
 
-    fn add(&self, into: &mut Vec<T>, into_span: Span, from: &Vec<T>, from_span: Span) {
+    fn add(&self, into: &mut Buffer<T>, into_span: Span, from: &Buffer<T>, from_span: Span) {
         for (sum, &x) in into[into_span.range()].iter_mut().zip(&from[from_span.range()]) {
             *sum += x;
         }
     }
 
-    fn sum_of_squares(&self, buffer: &Vec<T>, span: Span) -> f64 {
+    fn sum_of_squares(&self, buffer: &Buffer<T>, span: Span) -> f64 {
         update::sum_of_squares(&buffer[span.range()])
     }
 
@@ -97,12 +105,12 @@ impl<T: Real> Engine for Naive<T> {
         width: usize,
         tokens: &[u32],
         positions: &[u32],
-        weights: &Vec<T>,
+        weights: &Buffer<T>,
         table: Span,
         position_table: Option<Span>,
         dropout: Dropout<'_>,
-    ) -> Vec<T> {
-        let mut out = vec![T::ZERO; shape.tokens() * width];
+    ) -> Buffer<T> {
+        let mut out = self.zeros(shape.tokens() * width);
         for (n, out_row) in out.chunks_exact_mut(width).enumerate() {
             out_row.copy_from_slice(&weights[table.start + tokens[n] as usize * width..][..width]);
             if let Some(places) = position_table {
@@ -121,12 +129,12 @@ impl<T: Real> Engine for Naive<T> {
         tokens: &[u32],
         positions: &[u32],
         dropout: Dropout<'_>,
-        d_out: &Vec<T>,
-        grads: &mut Vec<T>,
+        d_out: &Buffer<T>,
+        grads: &mut Buffer<T>,
         table: Span,
         position_table: Option<Span>,
     ) {
-        let mut d_sum = d_out.clone();
+        let mut d_sum = d_out.to_vec();
         apply_dropout(shape, dropout, &mut d_sum);
         for (n, d_row) in d_sum.chunks_exact(width).enumerate() {
             let word = table.start + tokens[n] as usize * width;
@@ -137,23 +145,29 @@ impl<T: Real> Engine for Naive<T> {
         }
     }
 
-    fn norm_linear(&self, x: &Vec<T>, weights: &Vec<T>, norm: Norm, linear: Linear) -> (Vec<T>, Vec<T>) {
+    fn norm_linear(
+        &self,
+        x: &Buffer<T>,
+        weights: &Buffer<T>,
+        norm: Norm,
+        linear: Linear,
+    ) -> (Buffer<T>, Vec<T>) {
         self.pool.install(|| {
             let normed = normalise(x, norm_weights(weights, norm));
-            (product_and_bias(&normed, weights, linear), Vec::new())
+            (self.heap.copy(&product_and_bias(&normed, weights, linear)), Vec::new())
         })
     }
 
     fn norm_linear_backward(
         &self,
-        x: &Vec<T>,
+        x: &Buffer<T>,
         _kept: &Vec<T>,
-        weights: &Vec<T>,
+        weights: &Buffer<T>,
         norm: Norm,
         linear: Linear,
-        d_out: &Vec<T>,
-        d_x: &mut Vec<T>,
-        grads: &mut Vec<T>,
+        d_out: &Buffer<T>,
+        d_x: &mut Buffer<T>,
+        grads: &mut Buffer<T>,
         grad_norm: Norm,
         grad_linear: Linear,
     ) {
@@ -166,7 +180,7 @@ impl<T: Real> Engine for Naive<T> {
         });
     }
 
-    fn rotate(&self, attention: Attention<'_>, rotation: &Vec<T>, qkv: &mut Vec<T>, back: bool) {
+    fn rotate(&self, attention: Attention<'_>, rotation: &Buffer<T>, qkv: &mut Buffer<T>, back: bool) {
         let (w, half) = (attention.head_width, attention.head_width / 2);
         let tokens = qkv.chunks_exact_mut(attention.qkv_width()).zip(rotation.chunks_exact(w));
         for (qkv, rotation) in tokens {
@@ -187,11 +201,11 @@ impl<T: Real> Engine for Naive<T> {
         &self,
         shape: Shape,
         attention: Attention<'_>,
-        qkv: &Vec<T>,
+        qkv: &Buffer<T>,
         dropout: Dropout<'_>,
-    ) -> (Vec<T>, Vec<T>) {
+    ) -> (Buffer<T>, Vec<T>) {
         let width = attention.width();
-        let mut out = vec![T::ZERO; shape.tokens() * width];
+        let mut out = self.zeros(shape.tokens() * width);
         let mut log_sum_exp = vec![T::ZERO; shape.tokens() * attention.heads];
         self.pool.install(|| {
             out.par_chunks_mut(shape.columns * width)
@@ -208,15 +222,15 @@ impl<T: Real> Engine for Naive<T> {
         &self,
         shape: Shape,
         attention: Attention<'_>,
-        qkv: &Vec<T>,
-        out: &Vec<T>,
+        qkv: &Buffer<T>,
+        out: &Buffer<T>,
         log_sum_exp: &Vec<T>,
         dropout: Dropout<'_>,
-        d_out: &Vec<T>,
-    ) -> Vec<T> {
+        d_out: &Buffer<T>,
+    ) -> Buffer<T> {
         let of_out = shape.columns * attention.width();
         let of_sums = shape.columns * attention.heads;
-        let mut d_qkv = vec![T::ZERO; qkv.len()];
+        let mut d_qkv = self.zeros(qkv.len());
         self.pool.install(|| {
             let of_qkv = shape.columns * attention.qkv_width();
             d_qkv.par_chunks_mut(of_qkv).enumerate().for_each(|(row, d_qkv)| {
@@ -232,16 +246,22 @@ impl<T: Real> Engine for Naive<T> {
     }
 
     /// Token after token, its keys and then its values.
-    fn remember(&self, attention: Attention<'_>, qkv: &Vec<T>, known: usize, memory: &mut Vec<T>) {
+    fn remember(&self, attention: Attention<'_>, qkv: &Buffer<T>, known: usize, memory: &mut Buffer<T>) {
         let (width, whole) = (attention.width(), attention.qkv_width());
         let places = memory.chunks_exact_mut(whole - width).skip(known);
         qkv.chunks_exact(whole).zip(places).for_each(|(qkv, place)| place.copy_from_slice(&qkv[width..]));
     }
 
-    fn recall(&self, attention: Attention<'_>, qkv: &Vec<T>, known: usize, memory: &Vec<T>) -> Vec<T> {
+    fn recall(
+        &self,
+        attention: Attention<'_>,
+        qkv: &Buffer<T>,
+        known: usize,
+        memory: &Buffer<T>,
+    ) -> Buffer<T> {
         let (width, whole) = (attention.width(), attention.qkv_width());
         // As if the query were the last of a text.
-        let mut text = vec![T::ZERO; known * whole];
+        let mut text = self.zeros(known * whole);
         for (token, place) in text.chunks_exact_mut(whole).zip(memory.chunks_exact(whole - width)) {
             token[width..].copy_from_slice(place);
         }
@@ -249,25 +269,25 @@ impl<T: Real> Engine for Naive<T> {
         let (shape, documents) = (Shape { rows: 1, columns: known }, vec![0; known]);
         let attention = Attention { documents: &documents, ..attention };
         let (out, _) = self.attention(shape, attention, &text, Dropout::none());
-        out[(known - 1) * width..].to_vec()
+        self.heap.copy(&out[(known - 1) * width..])
     }
 
     fn linear_residual(
         &self,
         shape: Shape,
         activation: Activation,
-        x: &Vec<T>,
-        weights: &Vec<T>,
+        x: &Buffer<T>,
+        weights: &Buffer<T>,
         linear: Linear,
         dropout: Dropout<'_>,
-        residual: &Vec<T>,
-    ) -> (Vec<T>, Vec<T>) {
+        residual: &Buffer<T>,
+    ) -> (Buffer<T>, Vec<T>) {
         self.pool.install(|| {
             let active = activated(activation, x, linear.inputs);
             let mut out = product_and_bias(&active, weights, linear);
             apply_dropout(shape, dropout, &mut out);
-            out.iter_mut().zip(residual).for_each(|(o, &r)| *o = r + *o);
-            (out, Vec::new())
+            out.iter_mut().zip(&**residual).for_each(|(o, &r)| *o = r + *o);
+            (self.heap.copy(&out), Vec::new())
         })
     }
 
@@ -275,25 +295,25 @@ impl<T: Real> Engine for Naive<T> {
         &self,
         shape: Shape,
         activation: Activation,
-        x: &Vec<T>,
+        x: &Buffer<T>,
         _kept: &Vec<T>,
-        weights: &Vec<T>,
+        weights: &Buffer<T>,
         linear: Linear,
         dropout: Dropout<'_>,
-        d_out: &Vec<T>,
-        grads: &mut Vec<T>,
+        d_out: &Buffer<T>,
+        grads: &mut Buffer<T>,
         grad_linear: Linear,
-    ) -> Vec<T> {
+    ) -> Buffer<T> {
         self.pool.install(|| {
             let active = activated(activation, x, linear.inputs);
-            let mut d_product = d_out.clone();
+            let mut d_product = d_out.to_vec();
             apply_dropout(shape, dropout, &mut d_product);
             let d_active = product_backward(&active, weights, linear, &d_product, grads, grad_linear);
-            activated_backward(activation, x, linear.inputs, d_active)
+            self.heap.copy(&activated_backward(activation, x, linear.inputs, d_active))
         })
     }
 
-    fn head_loss(&self, x: &Vec<T>, weights: &Vec<T>, norm: Norm, table: Span, targets: &[u32]) -> f64 {
+    fn head_loss(&self, x: &Buffer<T>, weights: &Buffer<T>, norm: Norm, table: Span, targets: &[u32]) -> f64 {
         self.pool.install(|| {
             let head = Head::new(x, weights, norm, table);
             let blocks = targets.chunks(HEAD_TOKENS).enumerate();
@@ -303,15 +323,15 @@ impl<T: Real> Engine for Naive<T> {
 
     fn head_loss_backward(
         &self,
-        x: &Vec<T>,
-        weights: &Vec<T>,
+        x: &Buffer<T>,
+        weights: &Buffer<T>,
         norm: Norm,
         table: Span,
         targets: &[u32],
-        grads: &mut Vec<T>,
+        grads: &mut Buffer<T>,
         grad_norm: Norm,
         grad_table: Span,
-    ) -> (f64, Vec<T>) {
+    ) -> (f64, Buffer<T>) {
         self.pool.install(|| {
             let head = Head::new(x, weights, norm, table);
             let (width, vocabulary) = (head.width, head.vocabulary);
@@ -334,7 +354,7 @@ impl<T: Real> Engine for Naive<T> {
                 let d_table = &mut grads[grad_table.range()];
                 add_product(d_table, &d_logits_vn, &head.normed[here], targets.len(), width);
             }
-            let mut d_x = vec![T::ZERO; x.len()];
+            let mut d_x = self.zeros(x.len());
             let (d_weight, d_bias) = norm_gradients(grads, grad_norm);
             normalise_backward(x, norm_weights(weights, norm), &d_normed, &mut d_x, d_weight, d_bias);
             (loss, d_x)
@@ -343,8 +363,8 @@ impl<T: Real> Engine for Naive<T> {
 
     fn head_logits(
         &self,
-        x: &Vec<T>,
-        weights: &Vec<T>,
+        x: &Buffer<T>,
+        weights: &Buffer<T>,
         norm: Norm,
         table: Span,
         chosen: &[usize],
@@ -369,10 +389,10 @@ impl<T: Real> Engine for Naive<T> {
         rule: &Rule,
         update: &Update,
         decay: bool,
-        weights: &mut Vec<T>,
-        moments: &mut [Vec<T>],
+        weights: &mut Buffer<T>,
+        moments: &mut [Buffer<T>],
         span: Span,
-        gradient: &Vec<T>,
+        gradient: &Buffer<T>,
         gradient_span: Span,
     ) {
         let mut moments = moments.iter_mut().map(|moment| &mut moment[span.range()]);

@@ -277,10 +277,8 @@ impl<E: Engine> Units<E> {
         in_flight: usize,
         keep: Keep,
     ) -> u64 {
-        let Architecture { width, heads, vocabulary, .. } = self.architecture;
-        let inner = self.architecture.activation.takes() * self.architecture.inner;
-        let vocabulary = if self.is_last() { vocabulary } else { 0 };
-        let work = Work { shape, width, inner, attention: self.architecture.attention(&[]), vocabulary };
+        let Architecture { width, heads, .. } = self.architecture;
+        let work = self.work(shape);
         let tokens = work.tokens();
         let state = (self.layout.len() * (1 + moments) + gradients) as u128;
         let block = block_kept_elements(&self.architecture) + self.engine.kept_elements(heads);
@@ -297,6 +295,28 @@ impl<E: Engine> Units<E> {
         let begin = kept + self.part_elements(Unit::Head) + self.part_elements(Unit::Block(0));
         let computing = input + begin.max(self.gradient_len as u128) + self.engine.working_elements(work);
         let elements = state + in_flight.saturating_sub(1) as u128 * waiting + computing;
+        self.bytes(elements)
+    }
+
+    /// Bytes that it needs to be asked: it holds one block's activations at a time, and the keys and values of all.
+    pub fn plan_to_ask(&self, shape: Shape) -> u64 {
+        let work = self.work(shape);
+        let Architecture { width, heads, .. } = self.architecture;
+        let block = block_kept_elements(&self.architecture) + self.engine.kept_elements(heads);
+        let remembered = 2 * self.architecture.attention(&[]).key_width() * self.blocks();
+        let activations = work.tokens() * (block + remembered + 2 * width) as u128;
+        let elements = self.layout.len() as u128 + activations + self.engine.working_elements(work);
+        self.bytes(elements)
+    }
+
+    fn work(&self, shape: Shape) -> Work {
+        let Architecture { width, vocabulary, .. } = self.architecture;
+        let inner = self.architecture.activation.takes() * self.architecture.inner;
+        let vocabulary = if self.is_last() { vocabulary } else { 0 };
+        Work { shape, width, inner, attention: self.architecture.attention(&[]), vocabulary }
+    }
+
+    fn bytes(&self, elements: u128) -> u64 {
         u64::try_from(elements * self.dtype().size() as u128).unwrap_or(u64::MAX)
     }
 

@@ -60,12 +60,27 @@ impl Run {
                 stem.to_string_lossy().chars().map(|c| if c.is_alphanumeric() { c } else { '-' }).collect()
             });
         }
+        if let Some(initial) = &mut run.initial {
+            initial.said = said_of_model(text, overrides);
+        }
         let problems = run.problems();
         if problems.is_empty() {
             return Ok(run);
         }
         Err(RunFileError::Problems { file: file.into(), list: list(text, &problems, overrides) })
     }
+}
+
+/// The keys of `[model]` in a run file and its overrides.
+fn said_of_model(text: Option<&str>, overrides: &[String]) -> Vec<String> {
+    let table = text.and_then(|text| text.parse::<toml::Table>().ok()).unwrap_or_default();
+    let model = table.get("model").and_then(toml::Value::as_table);
+    let in_file = model.into_iter().flat_map(|model| model.keys().cloned());
+    let key = |setting: &String| {
+        let key = setting.split_once('=')?.0.trim().strip_prefix("model.")?;
+        key.split('.').next().map(String::from)
+    };
+    in_file.chain(overrides.iter().filter_map(key)).collect()
 }
 
 fn overridden(run: Run, overrides: &[String]) -> Result<Run, RunFileError> {

@@ -3,7 +3,7 @@
 use super::{BlockPlaces, Places, Unit, parameter};
 use crate::config::Architecture;
 use crate::engine::{Linear, Norm, Span};
-use crate::layout::{Initial, Parameter};
+use crate::layout::{Initial, POSITIONS, Parameter};
 
 /// The parameters that a unit uses, in the order of its layout.
 pub fn parameters(architecture: &Architecture, unit: Unit) -> Vec<Parameter> {
@@ -15,7 +15,7 @@ pub fn parameters(architecture: &Architecture, unit: Unit) -> Vec<Parameter> {
     match unit {
         Unit::Embedding => vec![
             parameter("wte.weight".into(), &[vocabulary, d], normal),
-            parameter("wpe.weight".into(), &[context, d], normal),
+            parameter(POSITIONS.into(), &[context, d], normal),
         ],
         Unit::Block(layer) => {
             let mut list = Vec::new();

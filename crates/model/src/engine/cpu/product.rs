@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::buffer::{Buffer, Heap};
+use super::Buffer;
+use super::heap::Heap;
 use super::isa::{Isa, Kernel};
 use super::lanes::{LANES, Lanes};
 use super::one_row;
@@ -64,7 +65,7 @@ pub enum Start<'a> {
 #[derive(Clone)]
 pub struct Workshop {
     pub isa: Isa,
-    pub heap: Arc<Heap>,
+    pub heap: Arc<Heap<f32>>,
 }
 
 impl Workshop {
@@ -267,7 +268,7 @@ mod tests {
         // Rows of the right side in memory, and columns of it.
         let b = [Matrix::of_rows(&right, columns), Matrix::of_rows(&right, depth).transposed()];
         for (isa, b) in Isa::available().into_iter().flat_map(|isa| b.map(|b| (isa, b))) {
-            let shop = Workshop { isa, heap: Arc::default() };
+            let shop = Workshop { isa, heap: Heap::new() };
             let product = |left: &[f32], rows: usize| {
                 let mut out = vec![f32::NAN; rows * columns];
                 let a = Matrix::of_rows(left, depth);
@@ -287,7 +288,7 @@ mod tests {
         let (left, right, bias) =
             (numbers(1, rows * depth), numbers(2, depth * columns), numbers(3, columns));
         for isa in Isa::available() {
-            let shop = Workshop { isa, heap: Arc::default() };
+            let shop = Workshop { isa, heap: Heap::new() };
             let mut out = vec![f32::NAN; rows * columns];
             let (a, b) = (Matrix::of_rows(&left, depth), Matrix::of_rows(&right, columns));
             let double = |_: usize, rows: &mut [f32]| rows.iter_mut().for_each(|x| *x *= 2.0);

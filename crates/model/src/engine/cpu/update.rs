@@ -22,6 +22,7 @@ pub fn update(
 ) {
     let scale = update.gradient_scale as f32;
     match *rule {
+        Rule::Fixed => {}
         Rule::AdamW { beta1, beta2, epsilon, weight_decay } => {
             let adam = Adam::new(beta1, beta2, epsilon, update);
             let shrink = (1.0 - update.lr * if decay { weight_decay } else { 0.0 }) as f32;

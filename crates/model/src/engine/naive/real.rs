@@ -4,29 +4,25 @@ use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
 use crate::engine::Dtype;
+use crate::engine::heap::Plain;
 
 /// A floating-point number the naive engine can compute with: f32 or f64.
 ///
 /// Transcendental functions come from the `libm` crate: the system's differ from one platform to the next, and
 /// the judge of all engines must say the same everywhere.
 pub trait Real:
-    Copy
+    Plain
     + Debug
     + PartialOrd
-    + Send
-    + Sync
     + Add<Output = Self>
     + Sub<Output = Self>
     + Mul<Output = Self>
     + Div<Output = Self>
     + Neg<Output = Self>
     + AddAssign
-    + 'static
 {
     /// How it is stored.
     const DTYPE: Dtype;
-    /// 0.
-    const ZERO: Self;
     /// 1.
     const ONE: Self;
     /// The nearest representable number.
@@ -56,7 +52,6 @@ macro_rules! real {
     ($type:ident, $dtype:ident, $exp:ident, $ln:ident, $erf:ident) => {
         impl Real for $type {
             const DTYPE: Dtype = Dtype::$dtype;
-            const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
             fn of(value: f64) -> Self {
                 value as $type

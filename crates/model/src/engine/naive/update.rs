@@ -19,6 +19,7 @@ pub fn update<T: Real>(
     let scale = T::of(update.gradient_scale);
     let lr = T::of(update.lr);
     match *rule {
+        Rule::Fixed => {}
         Rule::AdamW { beta1, beta2, epsilon, weight_decay } => {
             let adam = Adam::new(beta1, beta2, epsilon, update);
             let shrink = T::of(1.0 - update.lr * if decay { weight_decay } else { 0.0 });

@@ -1,32 +1,55 @@
-//! The engine's memory. What a step has taken it gives back, and the next takes the same again.
+//! An engine's memory. What a step has taken it gives back, and the next takes the same again.
 //!
 //! Memory fresh from the system is slow, for every page of it is filled with zeros at first touch. So it stays here, and what
 //! becomes free joins its neighbours: the gradient of a block stands where its activations have been, whatever the sizes.
-#![allow(unsafe_code, reason = "pieces of mapped memory are handed out as floats")]
+#![allow(unsafe_code, reason = "pieces of mapped memory are handed out as numbers")]
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::collections::{BTreeMap, BTreeSet};
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::MmapMut;
 
-/// Floats in a cache line: pieces are whole ones.
+/// Elements of which pieces are whole numbers: a cache line, or two.
 const LINE: usize = 16;
-/// Floats that are asked of the system at a time, or more if somebody needs more: 64 MiB. What of it is never written to
-/// takes no memory.
+/// Elements that are asked of the system at a time, or more if somebody needs more: 64 MiB of floats. What of it is never
+/// written to takes no memory.
 const CHUNK: usize = (64 << 20) / size_of::<f32>();
 
 /// Bytes of the smallest page that any system has.
 const PAGE: usize = 4096;
 
-/// Floats at the beginning of a buffer that are no numbers in builds for development.
+/// Elements at the beginning of a buffer that are no numbers in builds for development.
 const POISONED: usize = 4096;
 
+/// What buffers hold.
+///
+/// # Safety
+/// Any bytes are a value of the type, zeros are [`Plain::ZERO`], and it is not aligned to more than a page.
+pub unsafe trait Plain: Copy + Send + Sync + 'static {
+    /// 0.
+    const ZERO: Self;
+    /// No number.
+    const NAN: Self;
+}
+
+// SAFETY: floats are any bits, and 0 has none set.
+unsafe impl Plain for f32 {
+    const ZERO: f32 = 0.0;
+    const NAN: f32 = f32::NAN;
+}
+
+// SAFETY: as above.
+unsafe impl Plain for f64 {
+    const ZERO: f64 = 0.0;
+    const NAN: f64 = f64::NAN;
+}
+
 /// All memory of an engine.
-#[derive(Default)]
-pub struct Heap(Mutex<Chunks>);
+pub struct Heap<T>(Mutex<Chunks>, PhantomData<T>);
 
 #[derive(Default)]
 struct Chunks {
@@ -38,7 +61,7 @@ struct Chunks {
     by_len: BTreeSet<(usize, usize, usize)>,
 }
 
-/// A piece of a chunk, in floats.
+/// A piece of a chunk, in elements.
 #[derive(Clone, Copy)]
 struct Piece {
     chunk: usize,
@@ -46,69 +69,80 @@ struct Piece {
     len: usize,
 }
 
-impl Heap {
+impl<T: Plain> Heap<T> {
+    pub fn new() -> Arc<Heap<T>> {
+        Arc::new(Heap(Mutex::default(), PhantomData))
+    }
+
     /// A buffer of this length, with whatever is in it.
-    pub fn take(self: &Arc<Self>, len: usize) -> Buffer {
+    pub fn take(self: &Arc<Self>, len: usize) -> Buffer<T> {
         let whole_lines = len.next_multiple_of(LINE).max(LINE);
-        let (piece, start) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take(whole_lines);
+        let (piece, start) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take::<T>(whole_lines);
         let mut buffer = Buffer { piece, start, len, heap: self.clone() };
         if cfg!(debug_assertions) {
             // Who reads what it has not written is found out; a part will do, for small models take large buffers too.
             let part = len.min(POISONED);
-            buffer[..part].fill(f32::NAN);
+            buffer[..part].fill(T::NAN);
         }
         buffer
     }
 
-    /// Takes so many floats from the system now, so that there is room for as many in all.
+    /// Takes so many elements from the system now, so that there is room for as many in all.
     pub fn reserve(&self, len: usize) {
         let mut chunks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let have = chunks.maps.iter().map(|map| map.len() / size_of::<f32>()).sum();
+        let have = chunks.maps.iter().map(|map| map.len() / size_of::<T>()).sum();
         let more = len.saturating_sub(have).next_multiple_of(LINE);
         // If it cannot be had, whoever needs it will find out.
         if more > 0
-            && let Ok(mut map) = MmapMut::map_anon(more * size_of::<f32>())
+            && let Ok(mut map) = MmapMut::map_anon(more * size_of::<T>())
         {
             // Page by page: were the system asked to do it at once, the whole process would stand still meanwhile.
             map.iter_mut().step_by(PAGE).for_each(|byte| *byte = 0);
-            chunks.add(map);
+            chunks.add::<T>(map);
         }
     }
 
     /// A buffer of zeros.
-    pub fn zeros(self: &Arc<Self>, len: usize) -> Buffer {
+    pub fn zeros(self: &Arc<Self>, len: usize) -> Buffer<T> {
         let mut buffer = self.take(len);
-        buffer.fill(0.0);
+        buffer.fill(T::ZERO);
+        buffer
+    }
+
+    /// A buffer with these in it.
+    pub fn copy(self: &Arc<Self>, elements: &[T]) -> Buffer<T> {
+        let mut buffer = self.take(elements.len());
+        buffer.copy_from_slice(elements);
         buffer
     }
 }
 
 impl Chunks {
     /// The smallest free piece that is large enough, or the part of it that is needed.
-    fn take(&mut self, len: usize) -> (Piece, NonNull<f32>) {
+    fn take<T>(&mut self, len: usize) -> (Piece, NonNull<T>) {
         let fits = self.by_len.range((len, 0, 0)..).next().copied();
-        let (free, chunk, start) = fits.unwrap_or_else(|| self.grow(len));
+        let (free, chunk, start) = fits.unwrap_or_else(|| self.grow::<T>(len));
         self.by_len.remove(&(free, chunk, start));
         self.by_place.remove(&(chunk, start));
         if free > len {
             self.insert(Piece { chunk, start: start + len, len: free - len });
         }
-        let first = self.maps[chunk].as_ptr().cast_mut().cast::<f32>();
+        let first = self.maps[chunk].as_ptr().cast_mut().cast::<T>();
         // SAFETY: the piece lies in its chunk, and what is mapped does not begin at null; it is aligned to pages.
         (Piece { chunk, start, len }, unsafe { NonNull::new_unchecked(first.add(start)) })
     }
 
     /// A new chunk.
-    fn grow(&mut self, len: usize) -> (usize, usize, usize) {
+    fn grow<T>(&mut self, len: usize) -> (usize, usize, usize) {
         let len = len.max(CHUNK);
-        let Ok(map) = MmapMut::map_anon(len * size_of::<f32>()) else {
-            handle_alloc_error(Layout::array::<f32>(len).unwrap_or(Layout::new::<f32>()))
+        let Ok(map) = MmapMut::map_anon(len * size_of::<T>()) else {
+            handle_alloc_error(Layout::array::<T>(len).unwrap_or(Layout::new::<T>()))
         };
-        self.add(map)
+        self.add::<T>(map)
     }
 
-    fn add(&mut self, map: MmapMut) -> (usize, usize, usize) {
-        let piece = Piece { chunk: self.maps.len(), start: 0, len: map.len() / size_of::<f32>() };
+    fn add<T>(&mut self, map: MmapMut) -> (usize, usize, usize) {
+        let piece = Piece { chunk: self.maps.len(), start: 0, len: map.len() / size_of::<T>() };
         self.maps.push(map);
         self.insert(piece);
         (piece.len, piece.chunk, piece.start)
@@ -138,36 +172,36 @@ impl Chunks {
     }
 }
 
-/// A vector of floats, aligned to cache lines; goes back to its heap when it is dropped.
-pub struct Buffer {
+/// A vector of numbers, aligned to cache lines; goes back to its heap when it is dropped.
+pub struct Buffer<T> {
     piece: Piece,
-    start: NonNull<f32>,
+    start: NonNull<T>,
     len: usize,
-    heap: Arc<Heap>,
+    heap: Arc<Heap<T>>,
 }
 
-// SAFETY: nobody else has its piece of the heap, and what is in it are floats.
-unsafe impl Send for Buffer {}
+// SAFETY: nobody else has its piece of the heap, and what is in it are numbers.
+unsafe impl<T: Plain> Send for Buffer<T> {}
 // SAFETY: as above; shared, it can only be read.
-unsafe impl Sync for Buffer {}
+unsafe impl<T: Plain> Sync for Buffer<T> {}
 
-impl Drop for Buffer {
+impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
         self.heap.0.lock().unwrap_or_else(PoisonError::into_inner).put(self.piece);
     }
 }
 
-impl Deref for Buffer {
-    type Target = [f32];
+impl<T> Deref for Buffer<T> {
+    type Target = [T];
 
-    fn deref(&self) -> &[f32] {
+    fn deref(&self) -> &[T] {
         // SAFETY: the piece is at least that long, was mapped as zeros, and is ours; the heap keeps its chunk.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
-impl DerefMut for Buffer {
-    fn deref_mut(&mut self) -> &mut [f32] {
+impl<T> DerefMut for Buffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as above, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
@@ -180,8 +214,8 @@ mod tests {
 
     #[test]
     fn buffers_never_overlap_and_what_they_leave_becomes_one_again() {
-        let heap = Arc::new(Heap::default());
-        let mut held: Vec<(f32, Buffer)> = Vec::new();
+        let heap = Heap::<f32>::new();
+        let mut held: Vec<(f32, Buffer<f32>)> = Vec::new();
         for turn in 0..3000 {
             let draw = |what| uniform(what, turn);
             if draw(1) < 0.5 && !held.is_empty() {
@@ -201,7 +235,7 @@ mod tests {
 
     #[test]
     fn what_is_dropped_is_taken_again() {
-        let heap = Arc::new(Heap::default());
+        let heap = Heap::<f32>::new();
         let (mut first, second) = (heap.zeros(100), heap.zeros(200));
         first[99] = 7.0;
         let at = first.as_ptr();
@@ -213,10 +247,10 @@ mod tests {
 
     #[test]
     fn what_was_reserved_is_taken_before_more_is_asked_for() {
-        let heap = Arc::new(Heap::default());
+        let heap = Heap::<f32>::new();
         heap.reserve(3 * CHUNK);
         heap.reserve(2 * CHUNK);
-        let _all: Vec<Buffer> = (0..3).map(|_| heap.take(CHUNK)).collect();
+        let _all: Vec<Buffer<f32>> = (0..3).map(|_| heap.take(CHUNK)).collect();
         assert_eq!(heap.0.lock().unwrap().maps.len(), 1);
         let _more = heap.take(1);
         assert_eq!(heap.0.lock().unwrap().maps.len(), 2);
@@ -224,7 +258,7 @@ mod tests {
 
     #[test]
     fn more_than_a_chunk_can_be_had() {
-        let heap = Arc::new(Heap::default());
+        let heap = Heap::<f32>::new();
         let mut large = heap.take(CHUNK + 1);
         large[CHUNK] = 1.0;
         assert_eq!(heap.0.lock().unwrap().maps.len(), 1);

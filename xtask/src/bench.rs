@@ -7,6 +7,7 @@ mod sides;
 mod sim;
 mod step;
 mod swarm;
+mod torch_band;
 mod torch_parity;
 
 use std::fs;
@@ -72,6 +73,11 @@ const BENCHMARKS: &[Benchmark] = &[
         name: "swarm",
         about: "real processes: how soon a failure is made up for, what a step costs, sums, many peers, memory",
         run: swarm::run,
+    },
+    Benchmark {
+        name: "torch-band",
+        about: "the same model trained by Starling and by PyTorch, five seeds each: do the losses lie in the same band?",
+        run: torch_band::run,
     },
     Benchmark {
         name: "torch-parity",

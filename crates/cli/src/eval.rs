@@ -9,12 +9,9 @@ use starling_model::checkpoint::Checkpoint;
 use starling_model::stage::Loss;
 
 use crate::run_folder::checkpoint_at;
-use crate::session::Session;
+use crate::session::{Session, open_corpus_as};
 use crate::weights::Weights;
 use crate::words;
-
-/// Tokens that are computed together: enough for speed, few for memory.
-const TOKENS_AT_A_TIME: usize = 4096;
 
 /// Loss, perplexity and bits per byte on held-out text
 #[derive(clap::Args)]
@@ -51,7 +48,11 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
             let checkpoint = Checkpoint::open(&path)?;
             let mut run = checkpoint.manifest.run.clone();
             run.train.threads = arguments.threads;
-            let mut session = Session::open_to_ask(run, scratch.path())?;
+            let manifest = &checkpoint.manifest;
+            // What the run began with is in the checkpoint.
+            let began_with = run.initial.is_some().then_some(&manifest.tokeniser);
+            let corpus = open_corpus_as(&run, scratch.path(), began_with)?;
+            let mut session = Session::open_to_ask(run, corpus, manifest.definition.vocabulary)?;
             // Another text would have other held-out documents, some of them trained on.
             session.restore(&checkpoint)?;
             let name = format!("{}, step {}", path.display(), checkpoint.manifest.step);
@@ -87,8 +88,6 @@ fn on_text(arguments: &Arguments, text: &Path, scratch: &Path) -> Result<(String
             run.model.context
         );
     }
-    run.train.microbatch = (TOKENS_AT_A_TIME / run.model.context).clamp(1, 64) as u32;
-    run.train.batch = run.train.microbatch;
     // Documents end as they did in training, where that is known.
     let split = match &run.data.sources[..] {
         [source, ..] => source.split,
@@ -97,7 +96,12 @@ fn on_text(arguments: &Arguments, text: &Path, scratch: &Path) -> Result<(String
     let source = SourceConfig { path: std::path::absolute(text)?, weight: 1.0, split };
     let document_mask = run.data.document_mask;
     run.data = DataConfig { sources: vec![source], held_out: 0.0, document_mask, ..Default::default() };
-    let mut session = Session::open_as(run, scratch, &weights.tokeniser, weights.vocabulary)?;
+    let corpus = starling_corpus::open_as(&run.data, Path::new("."), scratch, Some(&weights.tokeniser))
+        .context("the text cannot be read")?;
+    // A text that is shorter than the model's context is one window.
+    let tokens = corpus.sources.iter().map(|(text, _)| text.tokens()).min().unwrap_or(0);
+    run.model.context = run.model.context.min(tokens.saturating_sub(1).max(1) as usize);
+    let mut session = Session::open_to_ask(run, corpus, weights.vocabulary)?;
     weights.put_into(session.reference.stages_mut())?;
     let measured = match arguments.stride {
         Some(stride) => session.sliding(stride, arguments.windows)?,

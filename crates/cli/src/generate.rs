@@ -54,7 +54,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     if !(top_p > 0.0 && top_p <= 1.0) {
         bail!("--top-p {top_p} is not a probability; use more than 0, and 1 at the most");
     }
-    let context = weights.run.model.context.min(tokens.len() + arguments.tokens);
+    let context = weights.run.model.context.min(tokens.len().saturating_add(arguments.tokens));
     let stages = weights.stages(context, arguments.threads)?;
     let mut shown = Shown::new(tokeniser, &tokens[1..], &arguments.stop)?;
     let choice = Choice { temperature, top_k, top_p, seed };

@@ -243,6 +243,8 @@ fn begin_again_from_checkpoint(path: &Path) -> Result<()> {
         Record::Paused(book.paused),
     ];
     records.extend(book.skipped.range(..book.checkpoint).map(|&step| Record::Skipped(step)));
+    let (epoch, checkpoint) = (Epoch(book.epoch.0 + 1), book.checkpoint);
+    records.extend(book.left_out.iter().map(|&step| Record::LeftOut(epoch, checkpoint, (step, step))));
     records.extend(book.quarantined.iter().map(|&peer| Record::Quarantined(peer, true)));
     records.extend(book.last_step.map(Record::LastStep));
     records.extend(book.amendments.into_iter().map(|(step, settings)| Record::Amended(step, settings)));

@@ -72,6 +72,7 @@ pub struct Arguments {
 pub const TICKET: &str = "STARLING_TICKET";
 
 pub fn run(arguments: Arguments) -> Result<ExitCode> {
+    give_back_what_is_freed();
     let text = match arguments.ticket.as_str() {
         "-" => std::env::var(TICKET).with_context(|| format!("there is no ticket in {TICKET}"))?,
         text => text.into(),
@@ -95,7 +96,6 @@ pub fn run(arguments: Arguments) -> Result<ExitCode> {
     if let Some(dir) = &arguments.dir {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     }
-    give_back_what_is_freed();
     let notice = listen_for_notice()?;
     runtime(1)?.block_on(take_part(arguments, identity, ticket, notice))
 }

@@ -8,13 +8,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
-use starling_corpus::{CorpusFolder, DataConfig, Tokeniser, World};
+use starling_corpus::{CorpusFolder, Tokeniser, World};
 use starling_model::pipeline::{self, StagePlan};
 use starling_model::run::{Precision, Run};
 use starling_model::transformer::Unit;
 
 use crate::train;
 use crate::units::Link;
+use crate::weights::{self, Weights};
 use crate::words;
 
 /// Backward costs twice what forward does.
@@ -58,7 +59,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     let mut overrides = arguments.set.clone();
     overrides.extend(arguments.stages.map(|stages| format!("train.stages={stages}")));
-    let run = train::parse(&arguments.input, &overrides)?;
+    let mut run = train::parse(&arguments.input, &overrides)?;
+    weights::initial(&mut run)?;
     words::show(&report(&run, arguments)?)
 }
 
@@ -87,11 +89,15 @@ fn report(run: &Run, arguments: &Arguments) -> Result<String> {
 }
 
 fn stages(run: &Run) -> Result<Vec<StagePlan>> {
-    let architecture = run.model.architecture(vocabulary(&run.data)?);
+    let architecture = run.model.architecture(vocabulary(run)?);
     Ok(pipeline::plan(&architecture, run.optimiser.rule(), &run.train, run.swarm.reduce)?)
 }
 
-fn vocabulary(data: &DataConfig) -> Result<usize> {
+fn vocabulary(run: &Run) -> Result<usize> {
+    if let Some(initial) = &run.initial {
+        return Ok(Weights::open(&initial.path)?.vocabulary);
+    }
+    let data = &run.data;
     if let Some(synthetic) = &data.synthetic {
         return Ok(World::new(synthetic).tokeniser().vocabulary());
     }

@@ -17,6 +17,9 @@ use starling_node::driver::Text;
 
 use crate::weights::{self, Weights};
 
+/// Tokens that are computed together where nothing is learnt: enough for speed, few for memory.
+const TOKENS_AT_A_TIME: usize = 4096;
+
 /// An opened run.
 pub struct Session {
     pub reference: Reference,
@@ -38,24 +41,11 @@ impl Session {
         Ok(session)
     }
 
-    /// The same only to be asked, in one piece. It needs weights.
-    pub fn open_to_ask(run: Run, cache: &Path) -> Result<Session> {
-        let mut run = run;
-        let initial = weights::initial(&mut run)?;
+    /// The same only to be asked about a corpus, in one piece; its weights are put in later.
+    pub fn open_to_ask(mut run: Run, corpus: Corpus, vocabulary: usize) -> Result<Session> {
         run.train.stages = 1;
-        let corpus = open_corpus(&run, cache, initial.as_ref())?;
-        Session::with(run, corpus, initial.map(|weights| weights.vocabulary), Reference::to_ask)
-    }
-
-    /// The same with a text that was not trained on: it is tokenised as what was.
-    pub fn open_as(run: Run, cache: &Path, tokeniser: &Tokeniser, vocabulary: usize) -> Result<Session> {
-        let mut run = run;
-        run.train.stages = 1;
-        let corpus = starling_corpus::open_as(&run.data, Path::new("."), cache, Some(tokeniser))
-            .context("the text cannot be read")?;
-        // A text that is shorter than the model's context is one window.
-        let tokens = corpus.sources.iter().map(|(text, _)| text.tokens()).min().unwrap_or(0);
-        run.model.context = run.model.context.min(tokens.saturating_sub(1).max(1) as usize);
+        let at_a_time = (TOKENS_AT_A_TIME / run.model.context).max(1) as u32;
+        run.train.microbatch = run.train.batch.min(at_a_time);
         Session::with(run, corpus, Some(vocabulary), Reference::to_ask)
     }
 
@@ -202,7 +192,11 @@ pub fn open_text(run: &Run, cache: &Path) -> Result<(Text, String)> {
 /// Opens what the run is trained on; text is tokenised as it was for the weights that the run begins with, if any. The
 /// paths in a resolved run are absolute.
 pub fn open_corpus(run: &Run, cache: &Path, initial: Option<&Weights>) -> Result<Corpus> {
-    let tokeniser = initial.map(|weights| &weights.tokeniser);
+    open_corpus_as(run, cache, initial.map(|weights| &weights.tokeniser))
+}
+
+/// The same with the tokeniser of the weights.
+pub fn open_corpus_as(run: &Run, cache: &Path, tokeniser: Option<&Tokeniser>) -> Result<Corpus> {
     let tokeniser = tokeniser.filter(|tokeniser| matches!(tokeniser, Tokeniser::HuggingFace(_)));
     starling_corpus::open_as(&run.data, Path::new("."), cache, tokeniser)
         .context("the corpus cannot be opened")

@@ -1,5 +1,6 @@
 //! `starling train`: one run in this process.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -10,9 +11,10 @@ use anyhow::{Context, Result, bail};
 use starling_corpus::{CorpusFolder, DataConfig, SourceConfig, Split};
 use starling_model::checkpoint::{self, Checkpoint};
 use starling_model::generate::{Choice, generate};
+use starling_model::guard::Guard;
 use starling_model::reference::StepReport;
 use starling_model::run::Run;
-use starling_node::events::{Event, EventLog};
+use starling_node::events::{self, Event, EventLog, guarded};
 
 use crate::interrupt::{self, Interrupt};
 use crate::progress::Progress;
@@ -193,12 +195,17 @@ struct Training<'a> {
     folder: &'a RunFolder,
     log: EventLog,
     progress: Progress,
+    guard: Guard,
 }
 
 impl Training<'_> {
     fn start(session: Session, folder: &RunFolder) -> Result<Training<'_>> {
         let run = session.reference.run();
         let (step, steps) = (session.reference.steps_done(), run.train.steps);
+        let (guard, left_out) = match run.guard.is_on() && folder.events().exists() {
+            true => guarded(&run.guard, &events::read(&folder.events())?),
+            false => (Guard::new(&run.guard), BTreeSet::new()),
+        };
         let mut log = EventLog::open(&folder.events())?.with_curves(&folder.curves())?;
         log.append(Event::Started {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -219,7 +226,9 @@ impl Training<'_> {
             folder.path().display(),
         ));
         let progress = Progress::new(step, steps);
-        Ok(Training { session, folder, log, progress })
+        let mut session = session;
+        left_out.into_iter().for_each(|step| session.reference.leave_out(step..=step));
+        Ok(Training { session, folder, log, progress, guard })
     }
 
     fn go_on(mut self, interrupt: &Interrupt) -> Result<ExitCode> {
@@ -233,6 +242,13 @@ impl Training<'_> {
             }
             let report = self.step()?;
             let done = report.step + 1;
+            if !self.session.reference.leaves_out(report.step)
+                && self.guard.is_spike(report.step, report.loss.mean())
+            {
+                self.go_back(&report)?;
+                (saved, skipped) = (self.session.reference.steps_done(), 0);
+                continue;
+            }
             skipped = if report.skipped { skipped + 1 } else { 0 };
             if skipped == MOST_SKIPPED {
                 self.progress.finish();
@@ -252,6 +268,33 @@ impl Training<'_> {
             }
         }
         self.finish()
+    }
+
+    /// The loss of a step was a spike: goes back to the newest checkpoint, and leaves some updates out.
+    fn go_back(&mut self, report: &StepReport) -> Result<()> {
+        let (last, loss) = (report.step, report.loss.mean());
+        let first = self.guard.leave_out(last, self.session.reference.run().checkpoint.every);
+        self.log.append(Event::LeftOut { first, last, loss })?;
+        self.progress.say(&format!(
+            "step {last:>6}: the loss is {loss:.4}, a spike; back to the last checkpoint, and the updates from step {first} \
+             to {last} are left out"
+        ));
+        let run = self.session.reference.run().clone();
+        let (_, left_out) = guarded(&run.guard, &events::read(&self.folder.events())?);
+        if self.folder.checkpoints_newest_first()?.is_empty() {
+            self.session = Session::open(run, &self.folder.corpus())?;
+        }
+        restore(&mut self.session, self.folder)?;
+        left_out.into_iter().for_each(|step| self.session.reference.leave_out(step..=step));
+        let to = self.session.reference.steps_done();
+        if let Err(times) = self.guard.goes_back(to) {
+            self.progress.finish();
+            bail!(
+                "the loss had a spike {times} times after the checkpoint of step {to}: the training diverges. Go on with \
+                 --resume and a smaller optimiser.lr, or with a larger guard.spike"
+            );
+        }
+        Ok(self.log.append(Event::WentBack { from: last, to })?)
     }
 
     fn step(&mut self) -> Result<StepReport> {

@@ -49,6 +49,7 @@ impl Weights {
             let path = checkpoint_at(path)?;
             let checkpoint = Checkpoint::open(&path)?;
             let manifest = &checkpoint.manifest;
+            // Documents follow one another in training, with this between them.
             let end = manifest.tokeniser.end_of_text();
             return Ok(Weights {
                 name: format!("{}, step {}", path.display(), manifest.step),
@@ -77,7 +78,7 @@ impl Weights {
         }
         let run = Run { model: pretrained.model.clone(), ..Run::default() };
         let end = tokeniser.end_of_text();
-        let begin = pretrained.begin.unwrap_or(end);
+        let begin = tokeniser.begin_of_text();
         let ends = pretrained.ends.iter().copied().chain([end]).collect();
         let source = Source::Pretrained(Box::new(pretrained));
         Ok(Weights { name, run, vocabulary, tokeniser, begin, ends, source })
@@ -108,7 +109,9 @@ impl Weights {
             for (parameter, span) in stage.layout().entries().to_vec() {
                 let tensor = tensors.get(&parameter.name);
                 let part = tensor.and_then(|(shape, bytes)| parameter.part_of(shape, bytes));
-                let part = part.context("the checkpoint is of another model")?;
+                let part = part.with_context(|| {
+                    format!("{} has no {} of shape {:?}", self.name, parameter.name, parameter.shape)
+                })?;
                 stage.write(State::Weights, span.start, part)?;
             }
         }
@@ -116,30 +119,34 @@ impl Weights {
     }
 
     /// The run begins with these: takes over the model, and says which weights they are. A run file may say of the model
-    /// only what is not in the weights.
+    /// only what is [`FREE`].
     pub fn resolve(&self, run: &mut Run) -> Result<()> {
         let Some(initial) = run.initial.as_ref() else { return Ok(()) };
         let (asked, theirs) = (toml::Table::try_from(&run.model)?, &self.run.model);
-        // A run that was resolved before says everything.
-        let said: Vec<&String> = match initial.weights.is_empty() {
-            true => initial.said.iter().collect(),
-            false => asked.keys().collect(),
+        // One that was not read from a file has been resolved before, and says everything.
+        let said: Vec<&String> = match &initial.said {
+            Some(said) => said.iter().collect(),
+            None => asked.keys().collect(),
         };
-        for key in said.iter().filter(|key| !FREE.contains(&key.as_str())) {
+        for key in said.iter().map(|key| key.as_str()).filter(|key| !FREE.contains(key)) {
             let mut changed = toml::Table::try_from(theirs)?;
-            let (is, value) = (changed.get(*key).cloned(), asked.get(*key).context("an unknown key")?);
-            changed.insert(key.to_string(), value.clone());
+            // What is not written is as usual.
+            let (is, wanted) = (changed.remove(key), asked.get(key).cloned());
+            changed.extend(wanted.clone().map(|value| (key.to_string(), value)));
             let changed: ModelConfig = changed.try_into()?;
             if changed.architecture(self.vocabulary) != theirs.architecture(self.vocabulary) {
-                let is = is.map_or("another".into(), |is| is.to_string());
+                let shown =
+                    |value: Option<toml::Value>| value.map_or("as usual".into(), |value| value.to_string());
                 bail!(
-                    "the run file says model.{key} = {value}, and {} has {is}; leave it out of [model], or begin with \
-                     other weights",
-                    self.name
+                    "the run file says model.{key} = {}, and in {} it is {}; leave it out of [model], or begin with other \
+                     weights",
+                    shown(wanted),
+                    self.name,
+                    shown(is)
                 );
             }
         }
-        let context = match said.iter().any(|key| *key == "context") {
+        let context = match said.iter().any(|key| key.as_str() == "context") {
             true => run.model.context,
             false => theirs.context,
         };

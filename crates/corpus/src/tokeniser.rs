@@ -59,6 +59,14 @@ impl Tokeniser {
         }
     }
 
+    /// The id that a text begins with: what a `tokenizer.json` puts before it, or what stands between documents.
+    pub fn begin_of_text(&self) -> u32 {
+        match self {
+            Tokeniser::HuggingFace(file) => file.begin_of_text().unwrap_or(file.end_of_text()),
+            _ => self.end_of_text(),
+        }
+    }
+
     /// The ids of a text: its bytes, its words as separated by white space, or what a `tokenizer.json` makes
     /// of it. Names of special tokens that occur in the text are text like any other, so no document can
     /// end itself.

@@ -17,6 +17,9 @@ use crate::numbers::to_model;
 /// A `config.json` or an index is small; more than this is something else.
 const MOST_JSON_BYTES: u64 = 256 << 20;
 
+/// Tokens that end a text, at the most.
+const MOST_ENDS: usize = 64;
+
 /// A model in a folder that `transformers` wrote. Its weights stay in the files, which are mapped.
 pub struct Pretrained {
     /// What it is.
@@ -25,9 +28,7 @@ pub struct Pretrained {
     pub vocabulary: usize,
     /// The text of its `tokenizer.json`, if it has one.
     pub tokeniser: Option<String>,
-    /// What its texts begin with, if it says.
-    pub begin: Option<u32>,
-    /// What they end with.
+    /// What its texts end with.
     pub ends: Vec<u32>,
     files: Vec<(PathBuf, Mmap)>,
     /// The file of each parameter, and its name there.
@@ -39,8 +40,6 @@ struct Head {
     model_type: Option<String>,
     #[serde(default)]
     quantization_config: serde_json::Value,
-    #[serde(default)]
-    bos_token_id: serde_json::Value,
     #[serde(default)]
     eos_token_id: serde_json::Value,
 }
@@ -81,22 +80,18 @@ impl Pretrained {
         let mut parameters = BTreeMap::new();
         for (number, (path, file)) in files.iter().enumerate() {
             for name in tensors_of(path, file)?.names() {
-                if let Some(parameter) = family::parameter_of(model.family, name, model.tied) {
-                    parameters.insert(parameter.to_string(), (number, name.to_string()));
+                let Some(parameter) = family::parameter_of(model.family, name, model.tied) else { continue };
+                let before = parameters.insert(parameter.to_string(), (number, name.to_string()));
+                if let Some((_, before)) = before {
+                    let why =
+                        format!("{before} is the same parameter, and nobody knows which of them counts");
+                    return Err(ImportError::Tensor { path: path.clone(), name: name.to_string(), why });
                 }
             }
         }
-        // One, several, or none.
-        let known = |id: &serde_json::Value| {
-            u32::try_from(id.as_u64()?).ok().filter(|&id| (id as usize) < vocabulary)
-        };
-        let list = |ids: &serde_json::Value| match ids.as_array() {
-            Some(ids) => ids.iter().filter_map(known).collect(),
-            None => known(ids).into_iter().collect::<Vec<u32>>(),
-        };
-        let begin = list(&head.bos_token_id).first().copied();
-        let ends = list(&head.eos_token_id);
-        let pretrained = Pretrained { model, vocabulary, tokeniser, begin, ends, files, parameters };
+        let ends = ends(&head.eos_token_id, vocabulary)
+            .ok_or_else(|| refuse("eos_token_id", head.eos_token_id.to_string()))?;
+        let pretrained = Pretrained { model, vocabulary, tokeniser, ends, files, parameters };
         pretrained.check()?;
         Ok(pretrained)
     }
@@ -107,8 +102,11 @@ impl Pretrained {
         for stage in stages {
             for (parameter, span) in stage.layout().entries().to_vec() {
                 let (shape, bytes) = self.tensor(&parameter.name, stage.dtype())?;
-                let part = parameter.part_of(&shape, &bytes);
-                let part = part.ok_or_else(|| ImportError::Missing { name: parameter.name.clone() })?;
+                let part = parameter.part_of(&shape, &bytes).ok_or_else(|| ImportError::Other {
+                    name: parameter.name.clone(),
+                    shape,
+                    needed: parameter.shape.clone(),
+                })?;
                 stage.write(State::Weights, span.start, part)?;
             }
         }
@@ -170,6 +168,18 @@ impl Pretrained {
             None => Ok(()),
         }
     }
+}
+
+/// The tokens that end a text: none, one or some; nothing if that cannot be.
+fn ends(ids: &serde_json::Value, vocabulary: usize) -> Option<Vec<u32>> {
+    let ids = match ids {
+        serde_json::Value::Null => &[],
+        serde_json::Value::Array(ids) => ids.as_slice(),
+        id => std::slice::from_ref(id),
+    };
+    let known =
+        |id: &serde_json::Value| u32::try_from(id.as_u64()?).ok().filter(|&id| (id as usize) < vocabulary);
+    ids.iter().map(known).collect::<Option<Vec<u32>>>().filter(|ids| ids.len() <= MOST_ENDS)
 }
 
 /// The files that hold weights: one, or those that an index names.
@@ -243,6 +253,8 @@ pub enum ImportError {
     Format { path: PathBuf, source: safetensors::SafeTensorError },
     #[error("the files have no tensor {name}, which the model that config.json describes needs")]
     Missing { name: String },
+    #[error("the files are of another model: their {name} has shape {shape:?}, and {needed:?} is needed")]
+    Other { name: String, shape: Vec<usize>, needed: Vec<usize> },
     #[error("tensor {name} in {} cannot be used: {why}", path.display())]
     Tensor { path: PathBuf, name: String, why: String },
     #[error(transparent)]

@@ -39,7 +39,7 @@ pub fn generate(
     ends: &[u32],
     mut see: impl FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Vec<u32>, StageError> {
-    let room = context.min(tokens.len() + count);
+    let room = context.min(tokens.len().saturating_add(count));
     let remember_nothing = || stages.iter().map(|stage| stage.memory(room)).collect::<Vec<Memory>>();
     let mut memories = remember_nothing();
     let mut first = tokens.len().saturating_sub(context);

@@ -70,7 +70,8 @@ pub(crate) fn worker_bytes<E: Engine>(
     let (element, lots) = (units.dtype().size() as u64, train.lots());
     let boundary = size.1.tokens() as u64 * units.architecture.width as u64 * element;
     let kept = boundary.saturating_mul(2 * u64::from(lots.microbatches)).min(KEPT_BYTES);
-    // Pieces of sums are on their way, out and in: with two replicas half a gradient each at a time.
+    // Pieces of sums on their way, out and in: with two replicas half a gradient each, whatever the number of sums (measured
+    // with 8 lots: what goes out is bounded, see `toll.rs` of the node, and what comes in is added up at once).
     let reducing = units.gradient_len as u64 * element;
     let device = device_bytes(units, size, train, reduce, stage);
     device.saturating_add(kept).saturating_add(reducing).saturating_add(PROCESS_BYTES)

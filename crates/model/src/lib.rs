@@ -54,6 +54,7 @@ pub mod cut;
 pub mod device;
 pub mod engine;
 pub mod generate;
+pub mod guard;
 pub mod holding;
 pub mod layout;
 pub mod local;

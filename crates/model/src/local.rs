@@ -79,7 +79,9 @@ impl<E: Engine> LocalStage<E> {
     /// The same from units that were laid out before.
     pub(crate) fn with(units: Units<E>, rule: Rule, seed: u64) -> LocalStage<E> {
         let mut weights = units.engine.zeros(units.layout.len());
-        for (parameter, span) in units.layout.entries() {
+        // What is only asked gets its weights from elsewhere.
+        let drawn = units.layout.entries().iter().filter(|_| rule != Rule::Fixed);
+        for (parameter, span) in drawn {
             units.engine.write(&mut weights, span.start, &initial_bytes(units.dtype(), seed, parameter));
         }
         let moments = (0..rule.moments()).map(|_| units.engine.zeros(units.layout.len())).collect();

@@ -7,13 +7,14 @@ pub fn available_bytes() -> Option<u64> {
 }
 
 /// From now on what is freed goes back to the system, if it is large. Where nobody tells it, glibc's allocator learns
-/// from the first large pieces that are freed to keep such ones: for every thread up to 64 MiB, which no plan can count.
+/// from the first large pieces that are freed to keep such ones: for every thread up to 64 MiB, which no plan can count. To
+/// be called before there are other threads.
 pub fn give_back_what_is_freed() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         const LARGE: libc::c_int = 1 << 20;
         #[allow(unsafe_code, reason = "a call of the C library")]
-        // SAFETY: it may be called at any time, by any thread; a value that it does not take changes nothing.
+        // SAFETY: no other thread is told to be there; a value that it does not take changes nothing.
         let _ = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE) };
     }
 }

@@ -83,7 +83,7 @@ pub fn build_worker(
     Ok(with_engine!(train, engine => {
         let units = Units::new(engine.clone(), architecture.clone(), range, seed);
         let needed = device_bytes(&units, size, train, reduce, index);
-        check_memory(needed, train)?;
+        check_memory(needed, train, rule)?;
         engine.reserve(needed);
         Box::new(LocalStage::with(units, rule, seed))
     }))
@@ -94,9 +94,10 @@ fn range_of(architecture: &Architecture, stages: usize, index: usize) -> Result<
     cut(architecture, stages).get(index).cloned().ok_or(BuildError::NoStage { index, stages })
 }
 
-fn check_memory(needed: u64, train: &TrainConfig) -> Result<(), BuildError> {
+fn check_memory(needed: u64, train: &TrainConfig, rule: Rule) -> Result<(), BuildError> {
     let available = memory::available_bytes().filter(|_| !train.device.is_emulated());
     match available.filter(|&available| available < needed) {
+        Some(available) if rule == Rule::Fixed => Err(BuildError::MemoryToAsk { needed, available }),
         Some(available) => Err(BuildError::Memory { needed, available }),
         None => Ok(()),
     }
@@ -209,12 +210,7 @@ fn build_on<E: Engine>(
         _ => units.plan(rule.moments(), shape, 1, train.keep),
     };
     let needed = parts.iter().map(needs).fold(0, u64::saturating_add);
-    check_memory(needed, train).map_err(|error| match (rule, error) {
-        (Rule::Fixed, BuildError::Memory { needed, available }) => {
-            BuildError::MemoryToAsk { needed, available }
-        }
-        (_, error) => error,
-    })?;
+    check_memory(needed, train, rule)?;
     let stage = |units| Box::new(LocalStage::with(units, rule, seed)) as Box<dyn Stage>;
     Ok(parts.into_iter().map(stage).collect())
 }

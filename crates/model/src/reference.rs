@@ -4,7 +4,8 @@
 //! The model may be cut into any number of stages and a step into any number of lots. Stages are separate
 //! objects, and what crosses between them is bytes, just as between machines.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use starling_corpus::Sampler;
 
@@ -24,6 +25,8 @@ pub struct Reference {
     stages: Stages,
     /// Steps whose update was skipped.
     skipped: u64,
+    /// Steps whose update is to be left out.
+    left_out: BTreeSet<u64>,
 }
 
 /// What one step did.
@@ -37,7 +40,7 @@ pub struct StepReport {
     pub norm: f64,
     /// Learning rate.
     pub lr: f64,
-    /// Whether the update was skipped because the gradient was not finite.
+    /// Whether the update was skipped, because the gradient was not finite or was to be left out.
     pub skipped: bool,
 }
 
@@ -56,7 +59,7 @@ impl Reference {
     fn with(run: Run, rule: Rule, vocabulary: usize, sampler: Sampler) -> Result<Reference, BuildError> {
         let architecture = run.model.architecture(vocabulary);
         let stages = pipeline::build(&architecture, rule, &run.train, run.seed)?;
-        Ok(Reference { run, sampler, stages, skipped: 0 })
+        Ok(Reference { run, sampler, stages, skipped: 0, left_out: BTreeSet::new() })
     }
 
     /// Steps done.
@@ -77,7 +80,7 @@ impl Reference {
         let applied = step - self.skipped;
         let update = self.run.optimiser.update(step, self.run.train.steps, applied, loss.tokens, norm);
         // A gradient that is not finite would ruin the weights: every stage skips the update.
-        let skipped = !norm.is_finite();
+        let skipped = !norm.is_finite() || self.left_out.contains(&step);
         let commit = Commit { step, version: step, update: (!skipped).then_some(update) };
         for stage in &mut self.stages {
             stage.apply(&commit)?;
@@ -139,7 +142,17 @@ impl Reference {
         Ok(())
     }
 
-    /// Steps whose update was skipped because the gradient was not finite.
+    /// Lets the updates of these steps be left out, should they be done from now on.
+    pub fn leave_out(&mut self, steps: RangeInclusive<u64>) {
+        self.left_out.extend(steps);
+    }
+
+    /// Whether the update of a step is to be left out.
+    pub fn leaves_out(&self, step: u64) -> bool {
+        self.left_out.contains(&step)
+    }
+
+    /// Steps whose update was skipped.
     pub fn skipped(&self) -> u64 {
         self.skipped
     }

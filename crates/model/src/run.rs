@@ -13,6 +13,7 @@ pub use file::RunFileError;
 
 use crate::config::ModelConfig;
 use crate::device::Device;
+use crate::guard::GuardConfig;
 use crate::lots::Lots;
 use crate::optimiser::{Decay, OptimiserConfig};
 use crate::stage::Keep;
@@ -40,6 +41,8 @@ pub struct Run {
     pub evaluate: EvaluateConfig,
     /// When its state is written down.
     pub checkpoint: CheckpointConfig,
+    /// When it goes back because the loss is too high.
+    pub guard: GuardConfig,
     /// How peers that train it together agree.
     pub swarm: SwarmConfig,
 }
@@ -54,9 +57,9 @@ pub struct InitialConfig {
     /// The hash that the weights must have; filled in when the run is opened.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub weights: String,
-    /// Keys of `[model]` that the run file says: the rest of the model is the one there.
+    /// Keys of `[model]` that the run file says, if the run was read from one: the rest of the model is the one there.
     #[serde(skip)]
-    pub said: Vec<String>,
+    pub said: Option<Vec<String>>,
 }
 
 /// The `[train]` section: how long, and in what pieces.
@@ -191,6 +194,7 @@ impl Run {
         let mut problems = self.model.problems();
         problems.extend(self.data.problems());
         problems.extend(self.optimiser.problems());
+        problems.extend(self.guard.problems());
         let mut check = |ok: bool, key: &str, message: String, remedy: String| {
             if !ok {
                 problems.push(Problem::new(key, message, remedy));
@@ -263,6 +267,7 @@ impl Run {
             batch: self.train.batch,
             emulated: self.train.device.is_emulated(),
             initial: self.initial.as_ref().map(|initial| initial.weights.clone()),
+            guard: Some(self.guard.clone()).filter(GuardConfig::is_on),
         }
     }
 }
@@ -294,6 +299,9 @@ pub struct Definition {
     /// The hash of the weights that it begins with, if they are not drawn from the seed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initial: Option<String>,
+    /// The guard, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guard: Option<GuardConfig>,
 }
 
 impl Definition {

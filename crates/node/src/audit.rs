@@ -102,7 +102,7 @@ fn closed_steps(journal: &[Record], wrong: &mut Vec<String>) -> BTreeMap<u64, Ar
     let mut next = 0;
     for record in journal {
         match record {
-            Record::Rollback(_, to) => {
+            Record::Rollback(_, to) | Record::LeftOut(_, to, _) => {
                 if to.0 > next && !closed.is_empty() {
                     wrong.push(format!("the run went from step {next} to step {}, which was not done", to.0));
                 }

@@ -1,6 +1,7 @@
 //! The coordinator as a process: the machine between the network, its journal and the checkpoints.
 
 mod checkpoints;
+mod guarding;
 mod looking;
 mod trying;
 
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use starling_corpus::Tokeniser;
 use starling_model::checkpoint::{Part, Progress};
+use starling_model::guard::Guard;
 use starling_model::pipeline::weights_hash;
 use starling_model::reference::StepReport;
 use starling_swarm::coordinator::{self, Command, Input, Order};
@@ -30,7 +32,7 @@ use self::trying::Trying;
 use crate::charter::Charter;
 use crate::closing::{BadSummary, Expected, conclude};
 use crate::disk::{Disk, DiskError};
-use crate::events::{Event, EventLog, LogError};
+use crate::events::{Event, EventLog, History, LogError, guarded, read};
 use crate::guests::Guest;
 use crate::journal::{Journal, JournalError};
 use crate::links::{Links, WanSource};
@@ -111,6 +113,7 @@ pub struct Coordinator {
     recent: VecDeque<(Instant, u64)>,
     last_loss: Option<f64>,
     trying: Trying,
+    guard: Guard,
     news: VecDeque<String>,
     clock: u64,
     start: Instant,
@@ -137,8 +140,13 @@ impl Coordinator {
         let (run, definition) = (charter.run.clone(), charter.definition.clone());
         let progress = Progress { run, definition, tokeniser, skipped: 0 };
         let disk = Disk::start(journal, &folder.join("checkpoints"), progress)?;
-        let mut log =
-            EventLog::open(&folder.join("events.jsonl"))?.with_curves(&folder.join("tensorboard"))?;
+        let events = folder.join("events.jsonl");
+        let history = match charter.run.guard.is_on() && events.exists() {
+            true => read(&events)?,
+            false => History::default(),
+        };
+        let (guard, _) = guarded(&charter.run.guard, &history);
+        let mut log = EventLog::open(&events)?.with_curves(&folder.join("tensorboard"))?;
         let book = JournalState::replay(&records);
         log.append(Event::Started {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -177,6 +185,7 @@ impl Coordinator {
             recent: VecDeque::from([(now, 0)]),
             last_loss: None,
             trying: Trying::new(held_out_windows),
+            guard,
             news: VecDeque::new(),
             clock: 0,
             start: now,
@@ -451,8 +460,15 @@ impl Coordinator {
                     self.disk.append(number, record, skipped)?;
                 }
                 Command::Conclude(number, step, summaries) => {
-                    let skipped = self.machine.journal().skipped.len() as u64;
-                    let (report, constants) = conclude(&self.charter.run, step, skipped, &summaries)?;
+                    let book = self.machine.journal();
+                    let (skipped, is_left_out) = (book.skipped.len() as u64, book.left_out.contains(&step));
+                    let (mut report, mut constants) = conclude(&self.charter.run, step, skipped, &summaries)?;
+                    if is_left_out {
+                        (report.skipped, constants) = (true, None);
+                    } else if let Some(first) = self.spike(&report)? {
+                        self.tell(Input::Spiked(number, first))?;
+                        continue;
+                    }
                     self.reports.insert(step, report);
                     let (epoch, stages) = (self.machine.journal().epoch.0, self.machine.counted());
                     self.log.append_at(self.clock, Event::Counted { epoch, step: step.0, stages })?;

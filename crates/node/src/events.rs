@@ -3,12 +3,14 @@
 //! Each line is written with one call. A crash may leave half a line at the end; opening the log again cuts it
 //! off, so that every line is valid.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use starling_model::guard::{Guard, GuardConfig};
 
 use crate::tensorboard::Board;
 
@@ -56,8 +58,15 @@ pub enum Event {
     },
     /// The weights after a step had this hash.
     Weights { step: u64, weights: String },
-    /// A stage lost all its holders: the steps from `to` on are done again.
+    /// A stage lost all its holders, or a loss was a spike: the steps from `to` on are done again.
     WentBack { from: u64, to: u64 },
+    /// The loss of step `last` was a spike: the updates from step `first` on to its are left out.
+    LeftOut {
+        first: u64,
+        last: u64,
+        #[serde(with = "number")]
+        loss: f64,
+    },
     /// The model was tried on held-out text.
     Evaluated {
         step: u64,
@@ -233,6 +242,22 @@ pub fn parse(mut reader: impl BufRead) -> std::io::Result<History> {
             Err(_) => history.strange += 1,
         }
     }
+}
+
+/// What the guard of a run has seen, and the steps whose updates are left out.
+pub fn guarded(config: &GuardConfig, history: &History) -> (Guard, BTreeSet<u64>) {
+    let (mut guard, mut left_out) = (Guard::new(config), BTreeSet::new());
+    for line in &history.lines {
+        match line.event {
+            Event::LeftOut { first, last, .. } => {
+                left_out.extend(first..=last);
+                guard.forget_from(first);
+            }
+            Event::Step { step, loss, .. } if !left_out.contains(&step) => drop(guard.is_spike(step, loss)),
+            _ => {}
+        }
+    }
+    (guard, left_out)
 }
 
 #[cfg(test)]

@@ -101,6 +101,8 @@ pub enum Fault {
         /// How many results.
         results: u32,
     },
+    /// The loss of the step that is closed next is a spike.
+    Spike,
     /// A peer's connection with the coordinator ends, for no reason; the peer lives.
     HangUp {
         /// Who.
@@ -132,7 +134,7 @@ impl Fault {
             | Fault::Straggle { for_us, .. }
             | Fault::SlowDisk { for_us, .. } => for_us,
             Fault::ClockJump { .. } | Fault::CoordinatorClockJump { .. } => 0,
-            Fault::Spoil { .. } | Fault::HangUp { .. } | Fault::Operator(_) => 0,
+            Fault::Spoil { .. } | Fault::Spike | Fault::HangUp { .. } | Fault::Operator(_) => 0,
             Fault::Preempt { notice_us, .. } => notice_us,
         }
     }

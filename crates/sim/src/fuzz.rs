@@ -82,6 +82,9 @@ pub fn scenario(seed: u64) -> Scenario {
         let peer = PeerId(rng.below(scenario.peers.len() as u64) as u32);
         scenario.faults.push((rng.below(4_000_000), Fault::HangUp { peer }));
     }
+    if rng.chance(0.1) {
+        scenario.faults.push((rng.below(4_000_000), Fault::Spike));
+    }
     if rng.chance(0.4) {
         scenario.share();
     }

@@ -167,9 +167,9 @@ impl Reference {
         Reference { toy, versions: vec![initial], journal: JournalState::default() }
     }
 
-    /// From a step on the run has other settings.
+    /// From a step on the run has other settings, or updates that are left out.
     pub fn amend(&mut self, record: &Record) {
-        if let Record::Amended(from, _) = record {
+        if let Record::Amended(from, _) | Record::LeftOut(_, _, (from, _)) = record {
             self.journal.enter(record);
             self.versions.truncate(from.0 as usize + 1);
         }
@@ -188,7 +188,8 @@ impl Reference {
         // A step is computed with the weights of a version, and its sum is put onto the newest.
         let weights = &self.versions[toy.sync.weights_of(step).0 as usize];
         let newest = &self.versions[step.0 as usize];
-        if toy.poison.is_some_and(|(poisoned, _)| poisoned == step) {
+        let is_poisoned = toy.poison.is_some_and(|(poisoned, _)| poisoned == step);
+        if is_poisoned || self.journal.left_out.contains(&step) {
             let same = newest.clone();
             return self.versions.push(same);
         }

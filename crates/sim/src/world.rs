@@ -55,6 +55,8 @@ pub struct World {
     slowness: Vec<u32>,
     /// By the peer's number: how many of its next results are not finite.
     spoiled: Vec<u32>,
+    /// How many of the next losses are spikes.
+    spikes: u32,
     journal: Vec<Record>,
     unsynced: BTreeMap<u64, Record>,
     sync_us: u64,
@@ -172,6 +174,7 @@ impl World {
             workers: scenario.peers.iter().map(|_| Actor::absent()).collect(),
             slowness: vec![1; scenario.peers.len()],
             spoiled: vec![0; scenario.peers.len()],
+            spikes: 0,
             journal: Vec::new(),
             unsynced: BTreeMap::new(),
             sync_us: scenario.sync_us,
@@ -318,7 +321,8 @@ impl World {
             bytes: self.network.bytes,
             step: JournalState::replay(&self.journal).step.0,
             // The first filling of the stages is a rollback to version 0.
-            rollbacks: count(|record| matches!(record, Record::Rollback(..))).saturating_sub(1),
+            rollbacks: count(|record| matches!(record, Record::Rollback(..) | Record::LeftOut(..)))
+                .saturating_sub(1),
             died_lots: self.died_lots,
             terms: count(|record| matches!(record, Record::Term(_))),
         })
@@ -419,7 +423,14 @@ impl World {
                     let book = self.coordinator.machine.as_ref().map(Coordinator::journal);
                     let settings = book.and_then(|book| book.amendment(step));
                     let constants = self.toy.amended(constants, settings);
-                    let input = coordinator::Input::Concluded(number, Some(constants.to_le_bytes().to_vec()));
+                    let input = if book.is_some_and(|book| book.left_out.contains(&step)) {
+                        coordinator::Input::Concluded(number, None)
+                    } else if self.spikes > 0 {
+                        self.spikes -= 1;
+                        coordinator::Input::Spiked(number, Step(step.0.saturating_sub(1)))
+                    } else {
+                        coordinator::Input::Concluded(number, Some(constants.to_le_bytes().to_vec()))
+                    };
                     self.heap.push(self.now + 100, Event::Coordinator(life, input));
                 }
                 coordinator::Command::Tell(what) => self.tell(what),

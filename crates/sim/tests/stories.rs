@@ -280,6 +280,37 @@ fn a_sample_whose_loss_is_not_finite_makes_every_stage_skip_that_update_and_no_o
 }
 
 #[test]
+fn a_spike_takes_all_back_and_its_updates_are_left_out() {
+    for sync in [Sync::Step, Sync::Delayed] {
+        let mut scenario = with(Fault::Spike, 700_000);
+        scenario.spec.sync = sync;
+        scenario.spec.steps = Step(12);
+        let (outcome, told) = run(&scenario);
+        assert_eq!((outcome.step, outcome.rollbacks), (12, 1), "{told:?}");
+        assert!(says(&told, "the loss is a spike: all go back"), "{told:?}");
+        let left_out = told.iter().filter(|line| line.contains("the update is left out")).count();
+        assert!((1..=2).contains(&left_out), "{told:?}");
+    }
+}
+
+#[test]
+fn a_coordinator_that_dies_while_a_run_goes_back_goes_back_whole_or_not_at_all() {
+    let mut scenario = with(Fault::Spike, 700_000);
+    scenario.spec.steps = Step(12);
+    let (_, told) = run(&scenario);
+    let line = told.iter().find(|line| line.contains("is a spike")).expect("there is a spike");
+    let at = line.split_once(' ').and_then(|(at, _)| at.parse::<u64>().ok()).expect("told with its time");
+    for torn_record_survives in [false, true] {
+        let mut scenario = scenario.clone();
+        let fault = Fault::KillCoordinator { back_after_us: 300_000, torn_record_survives };
+        scenario.faults.push((at + 100, fault));
+        let (outcome, told) = run(&scenario);
+        let rollbacks = u64::from(torn_record_survives);
+        assert_eq!((outcome.step, outcome.rollbacks), (12, rollbacks), "{told:?}");
+    }
+}
+
+#[test]
 fn a_peer_whose_results_are_not_finite_where_anothers_are_is_quarantined_by_name() {
     for sync in [Sync::Step, Sync::Delayed] {
         let mut scenario = with(Fault::Spoil { peer: PeerId(4), results: 1000 }, 700_000);

@@ -52,6 +52,9 @@ pub enum Input {
     Journaled(u64),
     /// The constants of a commit that was asked for; none if the reduced gradient is not finite.
     Concluded(u64, Option<Vec<u8>>),
+    /// The loss of the step whose commit was asked for is a spike: all are to go back to the checkpoint, and the updates
+    /// from this step to it are to be left out.
+    Spiked(u64, Step),
     /// The operator wants something.
     Operator(Order),
 }
@@ -204,6 +207,7 @@ impl Coordinator {
             Input::Nonsense(peer, why) => self.on_nonsense(peer, &why, out),
             Input::Journaled(number) => self.on_journaled(number, out),
             Input::Concluded(number, constants) => self.on_concluded(number, constants, out),
+            Input::Spiked(number, first) => self.on_spiked(number, first, out),
             Input::Operator(order) => self.on_order(order, out),
         }
     }
@@ -363,7 +367,7 @@ impl Coordinator {
             match record {
                 Record::Term(_) => self.take_office(out),
                 Record::Commit(commit) => self.on_committed(commit, out),
-                Record::Rollback(..) => self.on_rolled_back(out),
+                Record::Rollback(..) | Record::LeftOut(..) => self.on_rolled_back(out),
                 Record::Amended(from, _) => {
                     out.push(Command::Tell(format!("amended: from {from} on other settings are used")));
                 }

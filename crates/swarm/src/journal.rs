@@ -67,6 +67,9 @@ pub enum Record {
     Paused(bool),
     /// A peer computes wrongly: it is no member any more, and not let in again; or it is forgiven.
     Quarantined(PeerId, bool),
+    /// The loss of a step was a spike: all stages went back to this version under a new epoch, and the updates of the
+    /// steps from the first of these two to the last are left out.
+    LeftOut(Epoch, Step, (Step, Step)),
 }
 
 /// What the journal says.
@@ -94,6 +97,8 @@ pub struct JournalState {
     pub quarantined: BTreeSet<PeerId>,
     /// The steps of this history whose update was skipped.
     pub skipped: BTreeSet<Step>,
+    /// The steps since the checkpoint whose update is to be left out.
+    pub left_out: BTreeSet<Step>,
 }
 
 impl JournalState {
@@ -125,12 +130,14 @@ impl JournalState {
                 self.last_commit = Some(commit.clone());
                 self.skipped.extend(commit.skipped.then_some(commit.step));
             }
-            Record::Checkpoint(step) => self.checkpoint = *step,
-            Record::Rollback(epoch, step) => {
-                self.epoch = *epoch;
-                self.step = *step;
-                self.last_commit = None;
-                self.skipped.split_off(step);
+            Record::Checkpoint(step) => {
+                self.checkpoint = *step;
+                self.left_out = self.left_out.split_off(step);
+            }
+            Record::Rollback(epoch, step) => self.go_back(*epoch, *step),
+            Record::LeftOut(epoch, step, (first, last)) => {
+                self.go_back(*epoch, *step);
+                self.left_out.extend((first.0..=last.0).map(Step));
             }
             Record::Skipped(step) => drop(self.skipped.insert(*step)),
             Record::LastStep(step) => self.last_step = Some(*step),
@@ -146,5 +153,10 @@ impl JournalState {
             }
             Record::Quarantined(peer, false) => drop(self.quarantined.remove(peer)),
         }
+    }
+
+    fn go_back(&mut self, epoch: Epoch, step: Step) {
+        (self.epoch, self.step, self.last_commit) = (epoch, step, None);
+        self.skipped.split_off(&step);
     }
 }

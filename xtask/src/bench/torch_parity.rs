@@ -54,23 +54,23 @@ pub fn run(arguments: &Arguments) -> Result<Vec<Figure>> {
     compare(&starling, &torch)
 }
 
+/// The lines of a text, or generated languages.
+pub fn corpus_of(text: Option<&Path>) -> Result<DataConfig> {
+    let Some(text) = text else {
+        return Ok(DataConfig { synthetic: Some(SyntheticConfig::default()), ..Default::default() });
+    };
+    let path = std::path::absolute(text)?;
+    let source = SourceConfig { path, weight: 1.0, split: Split::Line };
+    Ok(DataConfig { sources: vec![source], ..Default::default() })
+}
+
 /// A model of bytes (of words, without a text), deep enough that an error in any layer shows in the loss.
 fn job(text: Option<&Path>) -> Result<Run> {
-    let data = match text {
-        Some(text) => {
-            let path = std::path::absolute(text)?;
-            DataConfig {
-                sources: vec![SourceConfig { path, weight: 1.0, split: Split::Line }],
-                ..Default::default()
-            }
-        }
-        None => DataConfig { synthetic: Some(SyntheticConfig::default()), ..Default::default() },
-    };
     Ok(Run {
         name: "torch-parity".into(),
         seed: 1,
         model: ModelConfig { context: 64, width: 64, layers: 4, heads: 4, ..Default::default() },
-        data,
+        data: corpus_of(text)?,
         train: TrainConfig { steps: STEPS, batch: 8, microbatch: 8, ..Default::default() },
         ..Default::default()
     })
@@ -83,11 +83,11 @@ fn open(run: &Run, directory: &Path) -> Result<Reference> {
     Ok(Reference::new(run.clone(), vocabulary, sampler)?)
 }
 
-fn write_job(directory: &Path, reference: &Reference) -> Result<()> {
-    let Run { model, optimiser, train, .. } = reference.run();
-    let vocabulary = reference.sampler().corpus().tokeniser.vocabulary();
-    let learning_rates: Vec<f64> = (0..STEPS).map(|step| optimiser.lr_at(step, STEPS)).collect();
-    let job = json!({
+/// A run's model and optimiser, as PyTorch's side reads them.
+pub fn described(run: &Run, vocabulary: usize) -> serde_json::Value {
+    let Run { model, optimiser, train, .. } = run;
+    let learning_rates: Vec<f64> = (0..train.steps).map(|step| optimiser.lr_at(step, train.steps)).collect();
+    json!({
         "model": {
             "vocabulary": vocabulary, "context": model.context, "width": model.width, "heads": model.heads,
             "layers": model.layers, "share_every": model.share_every, "tied": model.tied,
@@ -97,9 +97,14 @@ fn write_job(directory: &Path, reference: &Reference) -> Result<()> {
             "kind": "adamw", "betas": [optimiser.beta1, optimiser.beta2], "eps": optimiser.epsilon,
             "weight_decay": optimiser.weight_decay,
         },
-        "learning_rates": learning_rates, "clip": optimiser.clip, "steps": STEPS, "batch": train.batch,
+        "learning_rates": learning_rates, "clip": optimiser.clip, "steps": train.steps, "batch": train.batch,
         "threads": 2,
-    });
+    })
+}
+
+fn write_job(directory: &Path, reference: &Reference) -> Result<()> {
+    let train = &reference.run().train;
+    let job = described(reference.run(), reference.sampler().corpus().tokeniser.vocabulary());
     fs::write(directory.join("job.json"), serde_json::to_string_pretty(&job)?)?;
 
     let samples = 0..STEPS * u64::from(train.batch);

@@ -149,6 +149,7 @@ enum What {
     SlowDisk { sync: Time, r#for: Time },
     Preempt { peer: u32, notice: Time },
     Spoil { peer: u32, results: u32 },
+    Spike {},
     HangUp { peer: u32 },
 }
 
@@ -362,6 +363,7 @@ impl File {
             }
             What::SlowDisk { sync, r#for } => Fault::SlowDisk { sync_us: sync.us(), for_us: r#for.us() },
             What::Spoil { peer: who, results } => Fault::Spoil { peer: peer(who)?, results },
+            What::Spike {} => Fault::Spike,
             What::HangUp { peer: who } => Fault::HangUp { peer: peer(who)? },
             What::Preempt { peer: who, notice } => {
                 Fault::Preempt { peer: peer(who)?, notice_us: notice.us() }

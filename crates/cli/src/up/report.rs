@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use starling_model::checkpoint::Checkpoint;
-use starling_node::events::{self, Event, EventLog};
+use starling_node::events::{self, Event, EventLog, guarded};
 
 use crate::hosting::Hosted;
 use crate::interrupt::Interrupt;
@@ -55,7 +55,10 @@ fn one_process(
     if steps > 0 {
         words::tell(&format!("training the first {steps} steps in one process, to compare"));
     }
-    let swarm: BTreeMap<u64, String> = events::read(&hosted.folder.events())?
+    let history = events::read(&hosted.folder.events())?;
+    let (_, left_out) = guarded(&hosted.charter.run.guard, &history);
+    left_out.into_iter().for_each(|step| session.reference.leave_out(step..=step));
+    let swarm: BTreeMap<u64, String> = history
         .lines
         .into_iter()
         .filter_map(|line| match line.event {

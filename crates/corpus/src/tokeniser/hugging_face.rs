@@ -85,6 +85,12 @@ impl HuggingFace {
         self.end_of_text
     }
 
+    /// What the file's post-processor puts before a text, if it is one token.
+    pub(super) fn begin_of_text(&self) -> Option<u32> {
+        let empty = self.read.tokenizer.encode_fast("", true).ok()?;
+        empty.get_ids().first().copied().filter(|&id| (id as usize) < self.vocabulary())
+    }
+
     /// The general way: whatever parts the file names.
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, EncodeError> {
         let encoded = self.read.tokenizer.encode_fast(text, false);

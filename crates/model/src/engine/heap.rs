@@ -11,7 +11,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use memmap2::MmapMut;
+use memmap2::{MmapMut, MmapRaw};
 
 /// Elements of which pieces are whole numbers: a cache line, or two.
 const LINE: usize = 16;
@@ -28,7 +28,7 @@ const POISONED: usize = 4096;
 /// What buffers hold.
 ///
 /// # Safety
-/// Any bytes are a value of the type, zeros are [`Plain::ZERO`], and it is not aligned to more than a page.
+/// Any bytes are a value of the type; it has a size, and is not aligned to more than a page.
 pub unsafe trait Plain: Copy + Send + Sync + 'static {
     /// 0.
     const ZERO: Self;
@@ -36,7 +36,7 @@ pub unsafe trait Plain: Copy + Send + Sync + 'static {
     const NAN: Self;
 }
 
-// SAFETY: floats are any bits, and 0 has none set.
+// SAFETY: floats are any bits.
 unsafe impl Plain for f32 {
     const ZERO: f32 = 0.0;
     const NAN: f32 = f32::NAN;
@@ -49,12 +49,12 @@ unsafe impl Plain for f64 {
 }
 
 /// All memory of an engine.
-pub struct Heap<T>(Mutex<Chunks>, PhantomData<T>);
+pub struct Heap<T>(Mutex<Chunks<T>>);
 
-#[derive(Default)]
-struct Chunks {
-    /// They are never given back while the heap is there: buffers point into them.
-    maps: Vec<MmapMut>,
+struct Chunks<T> {
+    /// They are never given back while the heap is there: buffers point into them. Nobody looks at one as a whole.
+    maps: Vec<MmapRaw>,
+    of: PhantomData<T>,
     /// Free pieces: chunk and start, to length.
     by_place: BTreeMap<(usize, usize), usize>,
     /// The same: length, chunk and start.
@@ -71,13 +71,14 @@ struct Piece {
 
 impl<T: Plain> Heap<T> {
     pub fn new() -> Arc<Heap<T>> {
-        Arc::new(Heap(Mutex::default(), PhantomData))
+        let (maps, by_place, by_len) = (Vec::new(), BTreeMap::new(), BTreeSet::new());
+        Arc::new(Heap(Mutex::new(Chunks { maps, of: PhantomData, by_place, by_len })))
     }
 
     /// A buffer of this length, with whatever is in it.
     pub fn take(self: &Arc<Self>, len: usize) -> Buffer<T> {
         let whole_lines = len.next_multiple_of(LINE).max(LINE);
-        let (piece, start) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take::<T>(whole_lines);
+        let (piece, start) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take(whole_lines);
         let mut buffer = Buffer { piece, start, len, heap: self.clone() };
         if cfg!(debug_assertions) {
             // Who reads what it has not written is found out; a part will do, for small models take large buffers too.
@@ -98,7 +99,7 @@ impl<T: Plain> Heap<T> {
         {
             // Page by page: were the system asked to do it at once, the whole process would stand still meanwhile.
             map.iter_mut().step_by(PAGE).for_each(|byte| *byte = 0);
-            chunks.add::<T>(map);
+            chunks.add(map);
         }
     }
 
@@ -117,33 +118,33 @@ impl<T: Plain> Heap<T> {
     }
 }
 
-impl Chunks {
+impl<T> Chunks<T> {
     /// The smallest free piece that is large enough, or the part of it that is needed.
-    fn take<T>(&mut self, len: usize) -> (Piece, NonNull<T>) {
+    fn take(&mut self, len: usize) -> (Piece, NonNull<T>) {
         let fits = self.by_len.range((len, 0, 0)..).next().copied();
-        let (free, chunk, start) = fits.unwrap_or_else(|| self.grow::<T>(len));
+        let (free, chunk, start) = fits.unwrap_or_else(|| self.grow(len));
         self.by_len.remove(&(free, chunk, start));
         self.by_place.remove(&(chunk, start));
         if free > len {
             self.insert(Piece { chunk, start: start + len, len: free - len });
         }
-        let first = self.maps[chunk].as_ptr().cast_mut().cast::<T>();
+        let first = self.maps[chunk].as_mut_ptr().cast::<T>();
         // SAFETY: the piece lies in its chunk, and what is mapped does not begin at null; it is aligned to pages.
         (Piece { chunk, start, len }, unsafe { NonNull::new_unchecked(first.add(start)) })
     }
 
     /// A new chunk.
-    fn grow<T>(&mut self, len: usize) -> (usize, usize, usize) {
+    fn grow(&mut self, len: usize) -> (usize, usize, usize) {
         let len = len.max(CHUNK);
         let Ok(map) = MmapMut::map_anon(len * size_of::<T>()) else {
             handle_alloc_error(Layout::array::<T>(len).unwrap_or(Layout::new::<T>()))
         };
-        self.add::<T>(map)
+        self.add(map)
     }
 
-    fn add<T>(&mut self, map: MmapMut) -> (usize, usize, usize) {
+    fn add(&mut self, map: MmapMut) -> (usize, usize, usize) {
         let piece = Piece { chunk: self.maps.len(), start: 0, len: map.len() / size_of::<T>() };
-        self.maps.push(map);
+        self.maps.push(map.into());
         self.insert(piece);
         (piece.len, piece.chunk, piece.start)
     }

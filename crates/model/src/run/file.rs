@@ -61,7 +61,7 @@ impl Run {
             });
         }
         if let Some(initial) = &mut run.initial {
-            initial.said = said_of_model(text, overrides);
+            initial.said = Some(said_of_model(text.unwrap_or_default(), overrides));
         }
         let problems = run.problems();
         if problems.is_empty() {
@@ -71,16 +71,14 @@ impl Run {
     }
 }
 
-/// The keys of `[model]` in a run file and its overrides.
-fn said_of_model(text: Option<&str>, overrides: &[String]) -> Vec<String> {
-    let table = text.and_then(|text| text.parse::<toml::Table>().ok()).unwrap_or_default();
+/// The keys of `[model]` in a run file and its overrides, which can be set.
+fn said_of_model(text: &str, overrides: &[String]) -> Vec<String> {
+    let mut table = text.parse::<toml::Table>().unwrap_or_default();
+    for setting in overrides {
+        let _ = set(&mut table, setting);
+    }
     let model = table.get("model").and_then(toml::Value::as_table);
-    let in_file = model.into_iter().flat_map(|model| model.keys().cloned());
-    let key = |setting: &String| {
-        let key = setting.split_once('=')?.0.trim().strip_prefix("model.")?;
-        key.split('.').next().map(String::from)
-    };
-    in_file.chain(overrides.iter().filter_map(key)).collect()
+    model.map(|model| model.keys().cloned().collect()).unwrap_or_default()
 }
 
 fn overridden(run: Run, overrides: &[String]) -> Result<Run, RunFileError> {

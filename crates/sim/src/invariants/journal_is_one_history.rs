@@ -36,7 +36,7 @@ impl Invariant for JournalIsOneHistory {
                 return Err(format!("a checkpoint of version {}, which no commit made", version.0));
             }
             Record::Checkpoint(version) => drop(self.saved.insert(*version)),
-            Record::Rollback(epoch, version) => {
+            Record::Rollback(epoch, version) | Record::LeftOut(epoch, version, _) => {
                 if *epoch <= self.epoch || (version.0 > 0 && !self.saved.contains(version)) {
                     return Err(format!("a rollback to {epoch}, version {}: never saved", version.0));
                 }

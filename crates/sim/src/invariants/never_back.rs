@@ -28,7 +28,7 @@ impl Invariant for NeverBack {
             Fact::Journaled(Record::Commit(commit)) => {
                 forward("the journal", &mut self.journal, (commit.epoch, commit.step.next()))
             }
-            Fact::Journaled(Record::Rollback(epoch, version)) => {
+            Fact::Journaled(Record::Rollback(epoch, version) | Record::LeftOut(epoch, version, _)) => {
                 forward("the journal", &mut self.journal, (*epoch, *version))
             }
             _ => Ok(()),

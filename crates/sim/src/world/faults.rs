@@ -48,6 +48,7 @@ impl World {
                 self.coordinator_input(self.coordinator.life, hung_up);
             }
             Fault::Spoil { peer, results } => self.spoiled[peer.0 as usize] += results,
+            Fault::Spike => self.spikes += 1,
             Fault::Preempt { peer, notice_us: 0 } => self.kill_worker(peer, None),
             Fault::Preempt { peer, .. } => {
                 let life = self.workers.get(peer.0 as usize).map_or(0, |actor| actor.life);

@@ -391,10 +391,33 @@ impl Coordinator {
             stages.map(|(stage, (digest, _))| self.shared_digest(stage).unwrap_or(digest)).collect();
         let skipped = constants.is_none();
         if skipped {
-            out.push(Command::Tell(format!("{step}: the sum is not finite: the update is skipped")));
+            let why = match self.book.left_out.contains(&step) {
+                true => "the update is left out, as was decided",
+                false => "the sum is not finite: the update is skipped",
+            };
+            out.push(Command::Tell(format!("{step}: {why}")));
         }
         let (term, constants, savers) = (self.term, constants.unwrap_or_default(), self.savers());
         self.commit(Commit { term, epoch, step, constants, digests, savers, skipped }, out);
+    }
+
+    /// The host finds the loss of the open step too high: it is not closed, and all go back to the checkpoint.
+    pub(super) fn on_spiked(&mut self, number: u64, first: Step, out: &mut Vec<Command>) {
+        let last = self.book.step;
+        if number != self.conclusions || self.closing != Closing::Concluding || first > last {
+            return self.refusals.count(Refusal::Unasked);
+        }
+        // A checkpoint on its way to the journal is there before this is.
+        let saved = |record: &Record| if let Record::Checkpoint(of) = record { Some(*of) } else { None };
+        let version = self.appended.values().filter_map(saved).next_back().unwrap_or(self.book.checkpoint);
+        let epoch = Epoch(self.book.epoch.0 + 1);
+        out.push(Command::Tell(format!(
+            "{last}: the loss is a spike: all go back to the checkpoint of step {}, and the updates from step {} to {} \
+             are left out",
+            version.0, first.0, last.0
+        )));
+        self.closing = Closing::Journaling;
+        self.append(Record::LeftOut(epoch, version, (first, last)), out);
     }
 
     /// Closes the step: from here on only the journal can stop it.
@@ -484,7 +507,8 @@ impl Coordinator {
         let known =
             fence.epoch == self.book.epoch && version <= self.book.step && version > self.book.checkpoint;
         // A history that is about to be left has no checkpoints any more.
-        let left = self.appended.values().any(|record| matches!(record, Record::Rollback(..)));
+        let is_left = |record: &Record| matches!(record, Record::Rollback(..) | Record::LeftOut(..));
+        let left = self.appended.values().any(is_left);
         if !known || left || self.is_being_saved(version) || stage.0 >= self.spec.stages {
             return self.refusals.count(Refusal::OldStep);
         }

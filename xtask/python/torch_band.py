@@ -3,8 +3,7 @@
 Reads  DIR/job.json       {model, optimiser: {kind: "adamw", betas, eps, weight_decay}, init_std,
                            learning_rates: [one a step], clip: number or null, steps, batch, threads, seeds}
        DIR/windows.bin    u32, little endian, [windows, context + 1]
-       DIR/held-out.bin   the same, of text that nobody trains on
-Writes DIR/curves.json    for each seed {losses: [the mean of each step, before its update], held_out: mean after the last}
+Writes DIR/curves.json    for each seed the mean loss of each step, before its update
 """
 
 import argparse
@@ -24,8 +23,8 @@ def main():
     job = json.loads((directory / "job.json").read_text())
     model = Config(**job["model"])
     torch.set_num_threads(job["threads"])
-    windows, held_out = (read(directory / name, model) for name in ("windows.bin", "held-out.bin"))
-    curves = [train(job, model, windows, held_out, seed) for seed in range(job["seeds"])]
+    windows = read(directory / "windows.bin", model)
+    curves = [train(job, model, windows, seed) for seed in range(job["seeds"])]
     (directory / "curves.json").write_text(json.dumps(curves))
 
 
@@ -34,7 +33,7 @@ def read(path: Path, model: Config):
     return torch.from_numpy(tokens.reshape(-1, model.context + 1))
 
 
-def train(job, model: Config, windows, held_out, seed: int):
+def train(job, model: Config, windows, seed: int):
     random = torch.Generator().manual_seed(seed)
     weights = {name: initial(job, model, name, shape, random).requires_grad_() for name, shape in shapes(model).items()}
     order = torch.randperm(len(windows), generator=random)
@@ -43,7 +42,9 @@ def train(job, model: Config, windows, held_out, seed: int):
     losses = []
     for step, learning_rate in enumerate(job["learning_rates"]):
         places = torch.arange(step * job["batch"], (step + 1) * job["batch"]) % len(windows)
-        loss = mean(model, weights, windows[order[places]])
+        batch = windows[order[places]]
+        targets = batch[:, 1:]
+        loss = loss_sum(model, weights, batch[:, :-1], targets) / targets.numel()
         losses.append(loss.item())
         gradients = dict(zip(weights, torch.autograd.grad(loss, list(weights.values()))))
         for name, gradient in clip(gradients, job["clip"]).items():
@@ -51,13 +52,7 @@ def train(job, model: Config, windows, held_out, seed: int):
         for group in optimiser.param_groups:
             group["lr"] = learning_rate
         optimiser.step()
-    with torch.no_grad():
-        return {"losses": losses, "held_out": mean(model, weights, held_out).item()}
-
-
-def mean(model: Config, weights, batch):
-    targets = batch[:, 1:]
-    return loss_sum(model, weights, batch[:, :-1], targets) / targets.numel()
+    return losses
 
 
 def initial(job, model: Config, name: str, shape, random):

@@ -57,7 +57,8 @@ impl Progress {
             self.last_line = Some(Instant::now());
         }
         if report.skipped {
-            self.say(&format!("step {done}: the gradient was not finite; the update was skipped"));
+            let why = if report.norm.is_finite() { "left out, as was decided" } else { "not finite" };
+            self.say(&format!("step {done}: the gradient was {why}; the update was skipped"));
         }
     }
 

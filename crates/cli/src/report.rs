@@ -199,7 +199,7 @@ impl History {
         if session.reference.skipped() > 0 {
             let _ = writeln!(
                 out,
-                "\n{} updates were skipped because the gradient was not finite.",
+                "\n{} updates were skipped: the gradient was not finite, or was left out because of a spike of the loss.",
                 session.reference.skipped()
             );
         }

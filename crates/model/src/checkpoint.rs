@@ -48,7 +48,7 @@ pub struct Manifest {
     pub step: u64,
     /// The sampler's position: the number of the next sample.
     pub next_sample: u64,
-    /// Steps whose update was skipped because the gradient was not finite.
+    /// Steps whose update was skipped: the gradient was not finite, or was left out.
     pub skipped: u64,
     /// Learning rate of the next step, as the schedule has it.
     pub next_lr: f64,

@@ -410,7 +410,8 @@ impl Coordinator {
         // A checkpoint on its way to the journal is there before this is.
         let saved = |record: &Record| if let Record::Checkpoint(of) = record { Some(*of) } else { None };
         let version = self.appended.values().filter_map(saved).next_back().unwrap_or(self.book.checkpoint);
-        let epoch = Epoch(self.book.epoch.0 + 1);
+        // What is in the checkpoint stays.
+        let (epoch, first) = (Epoch(self.book.epoch.0 + 1), first.max(version));
         out.push(Command::Tell(format!(
             "{last}: the loss is a spike: all go back to the checkpoint of step {}, and the updates from step {} to {} \
              are left out",
@@ -507,9 +508,7 @@ impl Coordinator {
         let known =
             fence.epoch == self.book.epoch && version <= self.book.step && version > self.book.checkpoint;
         // A history that is about to be left has no checkpoints any more.
-        let is_left = |record: &Record| matches!(record, Record::Rollback(..) | Record::LeftOut(..));
-        let left = self.appended.values().any(is_left);
-        if !known || left || self.is_being_saved(version) || stage.0 >= self.spec.stages {
+        if !known || self.is_going_back() || self.is_being_saved(version) || stage.0 >= self.spec.stages {
             return self.refusals.count(Refusal::OldStep);
         }
         let saved = self.saved.entry(version).or_default();
@@ -518,6 +517,11 @@ impl Coordinator {
             self.saved.retain(|&other, _| other > version);
             self.append(Record::Checkpoint(version), out);
         }
+    }
+
+    /// Whether the record of going back is on its way to the journal.
+    pub(super) fn is_going_back(&self) -> bool {
+        self.appended.values().any(|record| matches!(record, Record::Rollback(..) | Record::LeftOut(..)))
     }
 
     /// Whether the record of this checkpoint, or of a later one, is on its way to the journal.

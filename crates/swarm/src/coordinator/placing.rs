@@ -96,6 +96,9 @@ impl Coordinator {
         if self.members.len() < self.peers_to_start() || self.placings().is_none() {
             return;
         }
+        if self.is_going_back() {
+            return;
+        }
         if self.is_being_saved(Step(0)) {
             return; // In a moment there is a later one to go back to.
         }

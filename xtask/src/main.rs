@@ -1,6 +1,7 @@
 //! `cargo xtask`: the commands that work on the project itself. `cargo xtask verify` is the gate.
 
 mod bench;
+mod cross;
 mod fix;
 mod fuzz;
 mod licences;
@@ -32,6 +33,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Let real processes be killed, stopped and cut off for hours, and compare every step with one process
     Soak(soak::Arguments),
+    /// Test the kernels for aarch64 under an emulator
+    Cross,
     /// Run the fuzz targets of `fuzz/` for a while (nightly toolchain)
     Fuzz(fuzz::Arguments),
 }
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Command::Fix => fix::run(),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Soak(arguments) => soak::run(&arguments),
+        Command::Cross => cross::run(),
         Command::Fuzz(arguments) => fuzz::run(&arguments),
     };
     let Err(error) = outcome else { return ExitCode::SUCCESS };

@@ -330,6 +330,23 @@ fn a_peer_whose_results_are_not_finite_where_anothers_are_is_quarantined_by_name
     }
 }
 
+/// Nobody else holds its stage, so a peer of another stage goes there to look, and not a single update is skipped.
+#[test]
+fn the_only_holder_of_a_stage_is_not_believed_if_another_stage_can_spare_a_witness() {
+    for sync in [Sync::Step, Sync::Delayed] {
+        let mut scenario = Scenario::small(9, 2, 2);
+        scenario.spec.sync = sync;
+        scenario.spec.steps = Step(12);
+        // Of four peers, two in each stage, one goes for good, and the other of its stage computes wrongly.
+        scenario.faults.push((500_000, Fault::Kill { peer: PeerId(3), back_after_us: 500 * SECOND }));
+        scenario.faults.push((800_000, Fault::Spoil { peer: PeerId(1), results: 100_000 }));
+        let (outcome, told) = run(&scenario);
+        assert_eq!((outcome.step, outcome.rollbacks), (12, 0), "{told:#?}");
+        assert!(says(&told, "and another is to look"), "{told:#?}");
+        assert!(says(&told, "peer 1 is quarantined") && !says(&told, "skipped"), "{told:#?}");
+    }
+}
+
 #[test]
 fn a_peer_that_was_quarantined_is_let_in_again_when_the_operator_says_so() {
     let mut scenario = with(Fault::Spoil { peer: PeerId(4), results: 1 }, 700_000);

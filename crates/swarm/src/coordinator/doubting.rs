@@ -1,6 +1,7 @@
 //! Results that are not finite (rule 11). Another peer computes the microbatch too. If its result is finite, the
 //! first one computes wrongly, and is quarantined by name; if not, the data is at fault, and every stage skips the
-//! update.
+//! update. Who is the only holder of its stage is believed alone only if no other stage can spare a witness: one
+//! broken device must not change what is trained.
 //!
 //! Both the claim and the seal that refutes it come from workers. What this cannot see: a peer whose results are
 //! finite and wrong, and make another's overflow. Hosts refuse what is not finite when it arrives, so that much is
@@ -8,10 +9,12 @@
 
 use std::collections::BTreeMap;
 
+use crate::coordinator::members::Phase;
 use crate::coordinator::{Command, Coordinator};
 use crate::ids::*;
 use crate::journal::{Commit, Record};
 use crate::message::*;
+use crate::rebalance::Decision;
 use crate::refusal::Refusal;
 
 /// How often one peer must find the same if no other can be asked.
@@ -142,6 +145,7 @@ impl Coordinator {
 
     /// If the open step is not finite, whoever computes it: the update is skipped; whether it is.
     pub(super) fn skip_if_not_finite(&mut self, out: &mut Vec<Command>) -> bool {
+        self.call_witness(out);
         let found = self.steps[0].doubts.iter().find(|((stage, ..), claims)| self.agree(*stage, claims));
         // A step that is reduced is closed after all have applied the one before it; so is one that is not.
         let now_at = (self.book.epoch, self.book.step);
@@ -163,9 +167,48 @@ impl Coordinator {
             let holds = member.is_active() && member.stage == Some(stage);
             holds && member.since() <= self.book.step && !claims.contains_key(peer)
         };
-        let alone = || !self.members.iter().any(other);
         let times = claims.values().copied().max().unwrap_or(0);
-        claims.len() > 1 || times >= IN_VAIN || (times >= ALONE && alone())
+        let often = match self.members.iter().any(other) {
+            true => times >= IN_VAIN,
+            false => times >= ALONE && !self.is_witness_on_its_way(stage) && self.witness(stage).is_none(),
+        };
+        claims.len() > 1 || often
+    }
+
+    /// The only holder of a stage found a microbatch not finite, more than once: another peer goes there to look.
+    fn call_witness(&mut self, out: &mut Vec<Command>) {
+        let alone =
+            |claims: &BTreeMap<PeerId, u32>| claims.len() == 1 && claims.values().all(|&n| n >= ALONE);
+        let doubted = self.steps[0].doubts.iter().find(|(_, claims)| alone(claims));
+        let Some((&(to, _, microbatch), claims)) = doubted else { return };
+        if self.is_witness_on_its_way(to) {
+            return;
+        }
+        let by: Vec<String> = claims.keys().map(PeerId::to_string).collect();
+        if let Some(peer) = self.witness(to) {
+            let by = by.join(", ");
+            let reason =
+                format!("{by}, its only holder, finds {microbatch} not finite, and another is to look");
+            self.move_peer(Decision::Move { peer, to, reason }, out);
+        }
+    }
+
+    fn is_witness_on_its_way(&self, stage: StageId) -> bool {
+        let comes = |m: &super::Member| m.stage == Some(stage) && matches!(m.phase, Phase::Loading(_));
+        self.members.values().any(comes)
+    }
+
+    /// Who could go to a stage that has one holder: of the stage with the most, who has least to do again.
+    fn witness(&self, to: StageId) -> Option<PeerId> {
+        let placed = self.placed();
+        if placed.iter().filter(|of| of.stage == to).count() > 1 {
+            return None;
+        }
+        let settled = |stage: StageId| placed.iter().filter(|of| of.stage == stage && of.settled).count();
+        let mut spare: Vec<_> =
+            placed.iter().filter(|of| of.stage != to && of.settled && settled(of.stage) > 1).collect();
+        spare.sort_by(|a, b| settled(b.stage).cmp(&settled(a.stage)).then(a.holds.total_cmp(&b.holds)));
+        spare.first().map(|of| of.peer)
     }
 
     /// What nobody is sure of yet.

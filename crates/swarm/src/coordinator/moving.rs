@@ -39,7 +39,7 @@ impl Coordinator {
         }
     }
 
-    fn move_peer(&mut self, decision: Decision, out: &mut Vec<Command>) -> bool {
+    pub(super) fn move_peer(&mut self, decision: Decision, out: &mut Vec<Command>) -> bool {
         let Decision::Move { peer, to, reason } = decision else { return false };
         let Some(donor) = self.donor(to, peer) else { return false };
         out.push(Command::Tell(format!("{peer} moves to {to}: {reason}")));
@@ -50,7 +50,7 @@ impl Coordinator {
         true
     }
 
-    fn placed(&self) -> Vec<Placed> {
+    pub(super) fn placed(&self) -> Vec<Placed> {
         let size = self.spec.lots.largest();
         let mut holds: BTreeMap<PeerId, u32> = BTreeMap::new();
         for holder in self.steps.iter().flat_map(|open| open.ledger.all_holders()) {

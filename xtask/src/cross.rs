@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::tool::{ensure, program, root, run as run_tool, tool, works};
+use xtask::tool::{ensure, program, root, run as run_tool, tool, works};
 
 /// The tests of everything that is written for one instruction set, and of the bits that it promises.
 const TESTS: [&str; 3] = ["engines", "golden", "same_bits"];

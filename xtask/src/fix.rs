@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::tool::{ensure, run as run_tool, tool};
+use xtask::tool::{ensure, run as run_tool, tool};
 
 pub fn run() -> Result<()> {
     ensure("clippy", "cargo clippy --version", "rustup component add clippy")?;

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 
-use crate::tool::{ensure, output, root, run as run_tool, tool};
+use xtask::tool::{ensure, output, root, run as run_tool, tool};
 
 #[derive(clap::Args)]
 pub struct Arguments {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
 use crate::spdx::Expression;
-use crate::tool::{output, tool};
+use xtask::tool::{output, tool};
 
 /// Weak copyleft (MPL-2.0, LGPL) is left out on purpose: nothing needs it so far.
 const ALLOWED: &[&str] = &[

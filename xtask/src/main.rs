@@ -1,19 +1,20 @@
 //! `cargo xtask`: the commands that work on the project itself. `cargo xtask verify` is the gate.
 
-mod bench;
 mod cross;
 mod fix;
 mod fuzz;
 mod licences;
-mod python;
 mod soak;
 mod spdx;
-mod tool;
 mod verify;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use xtask::tool::{run, tool};
+
+/// A program of its own, so that the gate need not wait until all that is measured is built.
+const BENCH: &str = "cargo run --quiet --release --locked --package starling-bench --";
 
 /// Work on Starling itself.
 #[derive(Parser)]
@@ -30,7 +31,12 @@ enum Command {
     /// Mend what can be mended by machine: formatting, and the lints that carry a fix
     Fix,
     /// Run a benchmark, or list them
-    Bench(bench::Arguments),
+    #[command(disable_help_flag = true)]
+    Bench {
+        /// What to measure, and how: `cargo xtask bench --help`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Let real processes be killed, stopped and cut off for hours, and compare every step with one process
     Soak(soak::Arguments),
     /// Test the kernels for aarch64 under an emulator
@@ -43,13 +49,10 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Fix => fix::run(),
-        Command::Bench(arguments) => bench::run(&arguments),
+        Command::Bench { arguments } => run(tool(BENCH).args(arguments)),
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Cross => cross::run(),
         Command::Fuzz(arguments) => fuzz::run(&arguments),
     };
-    let Err(error) = outcome else { return ExitCode::SUCCESS };
-    eprintln!("error: {error}");
-    error.chain().skip(1).for_each(|cause| eprintln!("  because {cause}"));
-    ExitCode::FAILURE
+    xtask::exit(outcome)
 }

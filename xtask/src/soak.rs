@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 
-use crate::tool::{run as run_tool, tool};
+use xtask::tool::{run as run_tool, tool};
 
 #[derive(clap::Args)]
 pub struct Arguments {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 
 use crate::licences;
-use crate::tool::{ensure, run as run_tool, tool};
+use xtask::tool::{ensure, run as run_tool, tool};
 
 #[derive(clap::Args)]
 pub struct Arguments {

@@ -14,7 +14,7 @@ use starling_corpus::{CorpusFolder, SyntheticConfig, World};
 
 use super::{Arguments, Figure, Must};
 use crate::python;
-use crate::tool::{output, program, root};
+use xtask::tool::{output, program, root};
 
 /// Text that is tokenised; a shorter one is repeated.
 const TEXT_BYTES: usize = 32 << 20;
@@ -133,7 +133,7 @@ impl Bench {
 
     /// Seconds that the script measured, without its start and imports.
     fn python(&self, threads: usize) -> Result<f64> {
-        let script = root().join("xtask/python/tokenise.py");
+        let script = root().join("bench/python/tokenise.py");
         let mut command = program(&self.python);
         command.env("PYTHONDONTWRITEBYTECODE", "1").env("RAYON_NUM_THREADS", threads.to_string());
         command.env("TOKENIZERS_PARALLELISM", if threads > 1 { "true" } else { "false" });

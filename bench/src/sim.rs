@@ -6,8 +6,8 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use crate::bench::{Arguments, Figure, Must};
-use crate::tool::root;
+use crate::{Arguments, Figure, Must};
+use xtask::tool::root;
 
 /// One line of the example's output.
 #[derive(Deserialize)]

@@ -16,7 +16,7 @@ use starling_model::random::uniform;
 use super::sides::{PAIRS, Side, mean_and_bound};
 use super::{Arguments, Figure, Must};
 use crate::python;
-use crate::tool::{program, root, run as run_tool, tool};
+use xtask::tool::{program, root, run as run_tool, tool};
 
 /// Steps before the first turn.
 const WARM_UP: u64 = 2;
@@ -76,7 +76,7 @@ fn compare(python: &Path, size: &Size, threads: usize) -> Result<Vec<Figure>> {
     write_job(&directory, size, threads)?;
     let ours = || program(root().join("target/release/examples/step"));
     run_tool(ours().arg(&directory).arg("write-weights"))?;
-    let script = root().join("xtask/python/step.py");
+    let script = root().join("bench/python/step.py");
     let mut starling = Side::start(ours().arg(&directory))?;
     let mut torch = Side::start(program(python).arg(script).arg(&directory))?;
 

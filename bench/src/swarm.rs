@@ -15,7 +15,7 @@ use starling_model::run::Run;
 
 use self::flock::{Flock, Step, now};
 use super::{Arguments, Figure, Must};
-use crate::tool::{run as run_tool, tool};
+use xtask::tool::{run as run_tool, tool};
 
 /// What measures a part.
 type Part = fn() -> Result<Vec<Figure>>;

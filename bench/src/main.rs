@@ -1,8 +1,9 @@
-//! `cargo xtask bench`: benchmarks print figures, keep them in `target/bench`, and know what they must reach.
+//! What `cargo xtask bench` runs. Benchmarks print figures, keep them in `target/bench`, and know what they must reach.
 
 mod corpus;
 mod exchange;
 mod generate;
+mod python;
 mod sides;
 mod sim;
 mod step;
@@ -12,14 +13,18 @@ mod torch_parity;
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use clap::Parser;
 use serde::Serialize;
 
-use crate::tool::root;
+use xtask::tool::root;
 
-#[derive(clap::Args)]
-pub struct Arguments {
+/// Measure Starling, beside its peers where there are any
+#[derive(Parser)]
+#[command(name = "cargo xtask bench", bin_name = "cargo xtask bench")]
+struct Arguments {
     /// The benchmark; without it the benchmarks are listed
     name: Option<String>,
     /// Fail if a figure is not what it must be
@@ -88,7 +93,7 @@ const BENCHMARKS: &[Benchmark] = &[
 
 /// One measured number.
 #[derive(Debug, Serialize)]
-pub struct Figure {
+struct Figure {
     pub name: String,
     pub value: f64,
     pub unit: String,
@@ -99,14 +104,18 @@ pub struct Figure {
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(dead_code, reason = "which of them are in use changes with the benchmarks")]
-pub enum Must {
+enum Must {
     AtMost(f64),
     AtLeast(f64),
     /// So far from 1 at the most.
     NearOne(f64),
 }
 
-pub fn run(arguments: &Arguments) -> Result<()> {
+fn main() -> ExitCode {
+    xtask::exit(run(&Arguments::parse()))
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
     let Some(name) = &arguments.name else {
         list();
         return Ok(());

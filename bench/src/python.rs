@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use crate::tool::{program, root, run as run_tool, works};
+use xtask::tool::{program, root, run as run_tool, works};
 
 /// A Python that can import these packages (named as they are imported), from `target/venv`.
 ///

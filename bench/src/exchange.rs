@@ -17,7 +17,7 @@ use starling_model::{batch, engine::Activation};
 
 use super::{Arguments, Figure, Must};
 use crate::python;
-use crate::tool::{output, program, root, run as run_tool};
+use xtask::tool::{output, program, root, run as run_tool};
 
 /// What the script asks its models, too.
 const IDS: [u32; 12] = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8];
@@ -32,7 +32,7 @@ struct Loaded {
 
 pub fn run(_: &Arguments) -> Result<Vec<Figure>> {
     let python = python::environment(&["torch", "transformers"])?;
-    let script = root().join("xtask/python/exchange.py");
+    let script = root().join("bench/python/exchange.py");
     let directory = root().join("target/bench/exchange");
     let _ = fs::remove_dir_all(&directory);
     fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::tool::root;
+use xtask::tool::root;
 
 /// How long anything that is waited for may take.
 const PATIENCE: Duration = Duration::from_secs(300);

@@ -4,7 +4,7 @@
 //! The band at a step is where one more curve of PyTorch's would lie with a probability of 95 %: the mean of its five
 //! curves, each smoothed over [`SMOOTH`] steps, and [`WIDE`] standard deviations on either side. (Of six curves of one kind
 //! the sixth lies outside the range of the others in a third of all places, so that range would say nothing.) The job lies in `target/bench/torch-band/`; the head of
-//! `xtask/python/torch_band.py` describes it.
+//! `bench/python/torch_band.py` describes it.
 
 use std::fmt::Write;
 use std::fs;
@@ -20,7 +20,7 @@ use starling_model::run::{Run, TrainConfig};
 use super::torch_parity::{corpus_of, described};
 use super::{Arguments, Figure, Must};
 use crate::python;
-use crate::tool::{program, root, run as run_tool};
+use xtask::tool::{program, root, run as run_tool};
 
 const STEPS: u64 = 400;
 const SEEDS: u64 = 5;
@@ -48,7 +48,7 @@ pub fn run(arguments: &Arguments) -> Result<Vec<Figure>> {
         ours.push(train(&mut reference)?);
     }
     eprintln!("PyTorch trains {STEPS} steps, {SEEDS} times");
-    let script = root().join("xtask/python/torch_band.py");
+    let script = root().join("bench/python/torch_band.py");
     run_tool(program(&python).env("PYTHONDONTWRITEBYTECODE", "1").arg(script).arg("--dir").arg(&directory))?;
     let theirs: Vec<Curve> = serde_json::from_slice(&fs::read(directory.join("curves.json"))?)?;
     compare(&ours, &theirs, &directory)

@@ -1,7 +1,7 @@
 //! `torch-parity`: Starling and PyTorch train the same GPT-2 from the same weights on the same batches of text.
 //!
 //! The job lies in `target/bench/torch-parity/`, in files that both sides read; the head of
-//! `xtask/python/torch_parity.py` describes them.
+//! `bench/python/torch_parity.py` describes them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ use starling_model::stage::State;
 
 use super::{Arguments, Figure, Must};
 use crate::python;
-use crate::tool::{program, root, run as run_tool};
+use xtask::tool::{program, root, run as run_tool};
 
 /// Steps that are compared.
 const STEPS: u64 = 50;
@@ -129,7 +129,7 @@ fn write_job(directory: &Path, reference: &Reference) -> Result<()> {
 }
 
 fn train_with_torch(python: &Path, directory: &Path) -> Result<Trained> {
-    let script = root().join("xtask/python/torch_parity.py");
+    let script = root().join("bench/python/torch_parity.py");
     run_tool(program(python).env("PYTHONDONTWRITEBYTECODE", "1").arg(script).arg("--dir").arg(directory))?;
     let losses = serde_json::from_slice(&fs::read(directory.join("losses.json"))?)?;
     Ok(Trained { losses, weights: read_weights(&directory.join("final.safetensors"))? })

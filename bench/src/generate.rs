@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::sides::{PAIRS, Side, mean_and_bound};
 use super::{Arguments, Figure, Must};
 use crate::python;
-use crate::tool::{program, root, run as run_tool, tool};
+use xtask::tool::{program, root, run as run_tool, tool};
 
 /// Tokens of a turn.
 const TOKENS: u64 = 64;
@@ -24,7 +24,7 @@ pub fn run(_: &Arguments) -> Result<Vec<Figure>> {
     run_tool(&mut tool("cargo build --release --package starling-exchange --example generate"))?;
     let folder = root().join("target/bench/generate");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let script = root().join("xtask/python/generate.py");
+    let script = root().join("bench/python/generate.py");
     run_tool(program(&python).arg(&script).arg("make").arg(&folder))?;
     let mut figures = Vec::new();
     for threads in ["1", "2"] {

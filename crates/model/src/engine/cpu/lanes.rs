@@ -52,6 +52,10 @@ pub trait Lanes: Copy {
     /// 2ⁿ from 1.5·2²³ + n, for whole −127 < n < 128: the number's low bits become the exponent.
     fn power_of_two(self) -> Self;
 
+    /// Says that what stands there is about to be needed; nothing waits for it.
+    #[inline(always)]
+    fn prefetch(_from: &[f32]) {}
+
     /// All zeros.
     #[inline(always)]
     fn zero() -> Self {

@@ -214,8 +214,12 @@ impl Kernel for Tiles<'_> {
                 Start::Zero | Start::Present => V::zero(),
             };
             for sliver in 0..rows.div_ceil(TALL) {
-                let sums: [V; TALL] = tile(&slivers[sliver * deep * TALL..][..deep * TALL], panel);
                 let top = sliver * TALL;
+                // The result is too large for the cache; its rows arrive while their tile is computed.
+                for row in top..rows.min(top + TALL) {
+                    V::prefetch(&out[row * columns + first..]);
+                }
+                let sums: [V; TALL] = tile(&slivers[sliver * deep * TALL..][..deep * TALL], panel);
                 for (row, sum) in sums.into_iter().enumerate().take(rows - top) {
                     let to = &mut out[(top + row) * columns + first..][..width];
                     let before =

@@ -114,6 +114,12 @@ impl Lanes for Avx2 {
     const TILE: usize = 6;
 
     #[inline(always)]
+    fn prefetch(from: &[f32]) {
+        // SAFETY: an address is only looked at, whatever it is.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
     fn splat(x: f32) -> Avx2 {
         // SAFETY: see the module's head.
         unsafe { Avx2(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
@@ -218,6 +224,12 @@ macro_rules! whole {
 
 impl Lanes for Avx512 {
     const TILE: usize = 6;
+
+    #[inline(always)]
+    fn prefetch(from: &[f32]) {
+        // SAFETY: an address is only looked at, whatever it is.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().cast()) }
+    }
 
     #[inline(always)]
     fn splat(x: f32) -> Avx512 {

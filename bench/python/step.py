@@ -1,4 +1,4 @@
-"""PyTorch's side of `cargo xtask bench step`: eager, f32, SDPA, fused AdamW. The head of
+"""PyTorch's side of `cargo xtask bench step`: eager or compiled, f32, SDPA, fused AdamW. The head of
 crates/model/examples/step.rs says what is read and written; the initial weights are read here.
 """
 
@@ -34,15 +34,19 @@ def main(directory: Path):
     betas = (o["beta1"], o["beta2"])
     optimiser = torch.optim.AdamW(groups, lr=o["lr"], betas=betas, eps=o["epsilon"], fused=True)
 
+    def loss_of(batch):
+        x, table = hidden(model, w, batch[:, :-1])
+        return F.cross_entropy(F.linear(x, table).flatten(0, 1), batch[:, 1:].flatten())
+
+    if job.get("compiled"):
+        loss_of = torch.compile(loss_of)
     batch_number = 0
     for line in sys.stdin:
         began = time.perf_counter()
         losses = []
         for _ in range(int(line)):
-            batch = batches[batch_number]
+            loss = loss_of(batches[batch_number])
             batch_number += 1
-            x, table = hidden(model, w, batch[:, :-1])
-            loss = F.cross_entropy(F.linear(x, table).flatten(0, 1), batch[:, 1:].flatten())
             loss.backward()
             torch.nn.utils.clip_grad_norm_(w.values(), o["clip"])
             optimiser.step()

@@ -36,6 +36,9 @@ struct Arguments {
     /// Only these parts of `swarm`, or sizes of `step`, separated by commas
     #[arg(long, value_name = "PARTS")]
     only: Option<String>,
+    /// In `step`, PyTorch is compiled (torch.compile) and not eager: then nothing is demanded
+    #[arg(long)]
+    compiled: bool,
     /// A folder with preemption traces for `sim`; it replays none without it
     #[arg(long, value_name = "FOLDER")]
     traces: Option<PathBuf>,

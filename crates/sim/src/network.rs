@@ -5,7 +5,7 @@
 //! and only a cut loses messages. Control waits behind nothing, tensors of work only behind each other, sums get
 //! what those leave, and states what is left then.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use starling_swarm::ids::{Address, SiteId};
 use starling_swarm::message::Urgency;
@@ -36,7 +36,7 @@ impl Link {
 }
 
 /// One host's place, and its two ways.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Host {
     site: SiteId,
     up: Way,
@@ -44,25 +44,58 @@ struct Host {
 }
 
 /// A host's uplink or downlink.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Way {
-    /// When all tensors of work that were sent are through; then the same for sums, and for states.
-    free: [u64; 3],
+    /// What tensors of work take of it; then what those and sums do, then what all do.
+    taken: [Taken; 3],
 }
 
 impl Way {
     /// Something takes the way for so long, from `from` on at the earliest; when it is through. What it overtakes
     /// is later by as much, except for what was already promised to be through by then.
-    fn take(&mut self, urgency: Urgency, from: u64, duration_us: u64) -> u64 {
+    fn take(&mut self, urgency: Urgency, now: u64, from: u64, duration_us: u64) -> u64 {
         let class = match urgency {
             Urgency::Control | Urgency::Work => 0,
             Urgency::Sum => 1,
             Urgency::State => 2,
         };
-        for free in &mut self.free[class..] {
-            *free = from.max(*free) + duration_us;
+        let mut through = self.taken[class..].iter_mut().map(|taken| taken.take(now, from, duration_us));
+        through.next().unwrap_or(from)
+    }
+}
+
+/// The times that are taken already: apart from each other, in order. A sender says at once when all that waits in its
+/// queue will arrive, so what is said later may well arrive earlier, in the gaps.
+#[derive(Clone, Debug, Default)]
+struct Taken {
+    spans: VecDeque<(u64, u64)>,
+}
+
+impl Taken {
+    /// Takes the first `duration_us` that are free from `from` on, in several pieces if need be; when they are over.
+    fn take(&mut self, now: u64, from: u64, duration_us: u64) -> u64 {
+        while self.spans.front().is_some_and(|(_, end)| *end < now) {
+            self.spans.pop_front();
         }
-        self.free[class]
+        // As a rule it comes after all that is known, and touches the last of it or nothing.
+        if self.spans.back().is_none_or(|(_, end)| *end <= from) {
+            match self.spans.back_mut().filter(|(_, end)| *end == from) {
+                Some((_, end)) => *end += duration_us,
+                None => self.spans.push_back((from, from + duration_us)),
+            }
+            return from + duration_us;
+        }
+        let first = self.spans.partition_point(|(_, end)| *end < from);
+        let (mut at, mut left, mut next) = (from, duration_us, first);
+        while let Some(&(start, end)) = self.spans.get(next).filter(|(start, _)| *start < at + left || *start <= at) {
+            left -= start.saturating_sub(at);
+            at = end.max(at);
+            next += 1;
+        }
+        let start = self.spans.get(first).filter(|_| next > first).map_or(from, |(start, _)| from.min(*start));
+        self.spans.drain(first..next);
+        self.spans.insert(first, (start, at + left));
+        at + left
     }
 }
 
@@ -138,9 +171,9 @@ impl Network {
             return Some(now + latency_us);
         }
         let duration_us = (bytes as f64 / link.bytes_per_s * 1e6) as u64;
-        let sent = self.host_mut(from)?.up.take(urgency, now, duration_us);
+        let sent = self.host_mut(from)?.up.take(urgency, now, now, duration_us);
         let down = &mut self.host_mut(to)?.down;
-        Some(down.take(urgency, sent + latency_us - duration_us, duration_us))
+        Some(down.take(urgency, now, (sent + latency_us).saturating_sub(duration_us), duration_us))
     }
 
     /// Whether nothing gets from one to the other.
@@ -182,5 +215,38 @@ impl Network {
             Address::Driver(driver) => self.drivers.get_mut(driver.0 as usize),
             Address::Worker(peer) => self.workers.get_mut(peer.0 as usize),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_later_and_arrives_earlier_goes_into_the_gaps() {
+        let mut taken = Taken::default();
+        assert_eq!(taken.take(0, 50, 10), 60);
+        assert_eq!(taken.take(0, 0, 10), 10);
+        assert_eq!(taken.take(0, 45, 10), 65, "five before the first, five after it");
+        assert_eq!(taken.take(0, 5, 40), 55 + 20 - 10 + 5, "around all that is taken");
+        assert_eq!(taken.spans, [(0, 70)]);
+        assert_eq!(taken.take(71, 80, 5), 85);
+        assert_eq!(taken.spans, [(80, 85)], "what is over is forgotten");
+    }
+
+    #[test]
+    fn a_way_is_never_idle_while_something_waits() {
+        let mut rng = Rng::new(3);
+        let mut taken = Taken::default();
+        let all: Vec<(u64, u64)> = (0..200).map(|_| (rng.below(1000), 1 + rng.below(20))).collect();
+        let last = all.iter().map(|&(from, duration)| taken.take(0, from, duration)).max();
+        // The same work in the order of arrival.
+        let mut sorted = all.clone();
+        sorted.sort_unstable();
+        let end = sorted.iter().fold(0, |end: u64, &(from, duration)| end.max(from) + duration);
+        assert_eq!(last, Some(end));
+        assert!(taken.spans.iter().zip(taken.spans.iter().skip(1)).all(|(a, b)| a.1 <= b.0));
+        let sum: u64 = taken.spans.iter().map(|(start, end)| end - start).sum();
+        assert_eq!(sum, all.iter().map(|(_, duration)| duration).sum::<u64>());
     }
 }

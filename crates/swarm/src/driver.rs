@@ -66,8 +66,8 @@ pub struct Driver {
     lots: LotTable<LotRun>,
     leases: BTreeMap<LeaseNo, LotOf>,
     queue: Queue,
-    flying: usize,
-    /// How many may be in flight, for those who are there now.
+    flying: Flying,
+    /// How many may be in flight of either kind, for those who are there now.
     room: usize,
     /// When each lot wants to be looked at.
     calendar: BTreeSet<(Time, LotOf)>,
@@ -77,6 +77,30 @@ pub struct Driver {
     complaints: BTreeMap<PeerId, u32>,
     next_beat: Time,
     refusals: Refusals,
+}
+
+/// Microbatches in flight. Those of lots that were lost somewhere are counted apart: a closing step waits for them, and
+/// they cost one stage's time, so they do not wait for those that go all the way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Flying {
+    first: usize,
+    again: usize,
+}
+
+impl Flying {
+    fn all(&self) -> usize {
+        self.first + self.again
+    }
+
+    /// The count to which a lot's belong.
+    fn of(&mut self, run: &LotRun) -> &mut usize {
+        if run.is_redo() { &mut self.again } else { &mut self.first }
+    }
+
+    /// All of a lot are given up.
+    fn land(&mut self, run: &LotRun) {
+        *self.of(run) -= run.flights.len();
+    }
 }
 
 impl Driver {
@@ -97,7 +121,7 @@ impl Driver {
             lots: LotTable::default(),
             leases: BTreeMap::new(),
             queue: Queue::new(spec.stages),
-            flying: 0,
+            flying: Flying::default(),
             room: 0,
             calendar: BTreeSet::new(),
             now,
@@ -131,7 +155,7 @@ impl Driver {
 
     /// Leases, and microbatches in flight.
     pub fn queue_lengths(&self) -> (usize, usize) {
-        (self.lots.len(), self.flying)
+        (self.lots.len(), self.flying.all())
     }
 
     fn on_message(&mut self, envelope: Envelope, out: &mut Vec<Command>) {
@@ -198,7 +222,7 @@ impl Driver {
     }
 
     fn forget_lot(&mut self, at: LotOf, mut run: LotRun) {
-        self.flying -= run.flights.len();
+        self.flying.land(&run);
         self.leases.remove(&run.lease.number);
         run.settle(&mut self.wirings);
         if let Some(wake) = run.wake {
@@ -256,8 +280,9 @@ impl Driver {
         }
         self.drop_lot(at);
         self.leases.insert(lease.number, at);
-        self.lots.insert(at, LotRun::new(lease, self.spec.lots.microbatches_of(at.lot)));
-        self.queue.add(at);
+        let run = LotRun::new(lease, self.spec.lots.microbatches_of(at.lot));
+        self.queue.add(at, run.is_redo());
+        self.lots.insert(at, run);
     }
 
     fn on_lease_end(&mut self, leases: &[LeaseNo]) {
@@ -302,7 +327,7 @@ impl Driver {
         run.computed(stage, pass, &mut self.wirings);
         if (stage.0, pass) == (0, Pass::Backward) {
             run.flights.remove(microbatch);
-            self.flying -= 1;
+            *self.flying.of(run) -= 1;
             if run.flights.is_empty() && run.waiting.is_empty() {
                 run.finished = Some(now);
             }
@@ -371,7 +396,7 @@ impl Driver {
                 run.flights.remove(microbatch);
                 run.waiting.insert(microbatch, ());
                 run.not_before = Some(self.now + self.spec.tuning.slack);
-                self.flying -= 1;
+                *self.flying.of(run) -= 1;
                 self.queue.hold_back(at);
                 self.note_wake(at);
             }
@@ -410,7 +435,7 @@ impl Driver {
         let now = self.now;
         let Some(run) = self.lots.get_mut(&at) else { return };
         if run.not_before.take_if(|not_before| *not_before <= now).is_some() {
-            self.queue.send_again(at);
+            self.queue.send_again(at, run.is_redo());
         }
         let late = run.flights.values().find(|flight| flight.deadline <= now).copied();
         let unsealed = run.finished.is_some_and(|finished| finished + linger(&self.spec, run) <= now);

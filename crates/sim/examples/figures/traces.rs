@@ -82,7 +82,8 @@ fn replay(name: &str, trace: &Trace, model: &Model, stages: u16, rebalance: Poli
     };
     let spec = &mut scenario.spec;
     (spec.sync, spec.reduce) = (Sync::Delayed, Reduce::Fast);
-    let microbatches = (400.0 * speed / f64::from(stages) * model.step_s) as u32;
+    let step_s = std::env::var("STEP_S").map_or(model.step_s, |s| s.parse().unwrap());
+    let microbatches = (400.0 * speed / f64::from(stages) * step_s) as u32;
     spec.lots = Lots { microbatches, lots: microbatches };
     spec.steps = Step(u64::MAX);
     spec.checkpoint_every = 4;
@@ -99,10 +100,16 @@ fn replay(name: &str, trace: &Trace, model: &Model, stages: u16, rebalance: Poli
     (tuning.quorum, tuning.rebalance) = (stages as usize, rebalance);
     let join_us = (spec.state_bytes as f64 / BYTES_PER_S * 1e6) as u64;
     let mut samples = Vec::new();
-    let (outcome, _) = World::new(&scenario).run_observed(1_000_000, &mut |sample| {
+    let (outcome, log) = World::new(&scenario).run_observed(1_000_000, &mut |sample| {
+        if std::env::var("DEBUG").is_ok() && sample.at_us % 2_000_000 == 0 {
+            eprintln!("{:>6} step {} holders {:?} why {}", sample.at_us / 1_000_000, sample.step, sample.holders, sample.why);
+        }
         samples.push(sample);
         true
     });
+    if std::env::var("DEBUG").is_ok() {
+        for (at, what) in &log { eprintln!("LOG {:>8.1} {what}", *at as f64 / 1e6); }
+    }
     let outcome = outcome.expect("every invariant holds");
     // From the first commit after the start has settled to the last one.
     let commits: Vec<u64> = outcome.commits_us.iter().copied().filter(|at| *at > SETTLED_US).collect();

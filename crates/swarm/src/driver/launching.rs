@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::driver::lot::Flight;
+use crate::driver::routing::Search;
 use crate::driver::{Command, Driver};
 use crate::ids::*;
 use crate::message::*;
@@ -22,9 +23,11 @@ const REDO: u32 = 3;
 /// What waits to be sent.
 #[derive(Clone, Debug)]
 pub(super) struct Queue {
-    /// Lots that have a route, and microbatches to send along it.
+    /// Lots that were lost somewhere, and have something to send.
+    again: BTreeSet<LotOf>,
+    /// Of the others, lots that have a route, and microbatches to send along it.
     routed: BTreeSet<LotOf>,
-    /// Lots that nobody was chosen for.
+    /// Of the others, lots that nobody was chosen for.
     free: BTreeSet<LotOf>,
     /// Lots that were set aside for a peer of the first stage.
     set_aside: BTreeMap<PeerId, VecDeque<LotOf>>,
@@ -48,6 +51,7 @@ pub(super) struct Stretch {
 impl Queue {
     pub(super) fn new(stages: u16) -> Queue {
         Queue {
+            again: BTreeSet::new(),
             routed: BTreeSet::new(),
             free: BTreeSet::new(),
             set_aside: BTreeMap::new(),
@@ -57,30 +61,32 @@ impl Queue {
         }
     }
 
-    /// A lot was leased to us.
-    pub(super) fn add(&mut self, at: LotOf) {
+    /// A lot was leased to us, for the first time or because it was lost somewhere.
+    pub(super) fn add(&mut self, at: LotOf, is_redo: bool) {
         *self.leased.entry(at.step).or_default() += 1;
-        self.begin_again(at);
+        self.begin_again(at, is_redo);
     }
 
     /// A lot has no route (any more).
-    pub(super) fn begin_again(&mut self, at: LotOf) {
+    pub(super) fn begin_again(&mut self, at: LotOf, is_redo: bool) {
         self.routed.remove(&at);
-        self.free.insert(at);
+        if is_redo { self.again.insert(at) } else { self.free.insert(at) };
     }
 
     /// A lot has something to send.
-    pub(super) fn send_again(&mut self, at: LotOf) {
-        self.routed.insert(at);
+    pub(super) fn send_again(&mut self, at: LotOf, is_redo: bool) {
+        if is_redo { self.again.insert(at) } else { self.routed.insert(at) };
     }
 
     /// A lot has nothing to send for now.
     pub(super) fn hold_back(&mut self, at: LotOf) {
+        self.again.remove(&at);
         self.routed.remove(&at);
     }
 
     /// A lot is not ours any more. What was set aside is looked at again when its turn comes.
     pub(super) fn forget(&mut self, at: LotOf) {
+        self.again.remove(&at);
         self.routed.remove(&at);
         self.free.remove(&at);
     }
@@ -176,16 +182,44 @@ impl Queue {
 }
 
 impl Driver {
-    /// Sends what may be sent, as long as there is room in flight.
+    /// Sends what may be sent, as long as there is room in flight: first what was lost, then what is new.
     pub(super) fn launch(&mut self, out: &mut Vec<Command>) {
-        if self.flying >= self.room || self.wirings.iter().any(Wiring::is_empty) {
+        if self.wirings.iter().any(Wiring::is_empty) {
             return;
         }
-        while self.flying < self.room {
+        while self.has_room(true) {
+            let Some(at) = self.next_again() else { break };
+            self.launch_lot(at, true, out);
+        }
+        while self.has_room(false) {
             let next = self.queue.routed.pop_first().or_else(|| self.next_lot());
             let Some(at) = next else { return };
-            self.launch_lot(at, out);
+            self.launch_lot(at, false, out);
         }
+    }
+
+    fn has_room(&self, is_redo: bool) -> bool {
+        let flying = if is_redo { self.flying.again } else { self.flying.first };
+        flying < self.room && self.flying.all() < self.spec.tuning.in_flight
+    }
+
+    /// The next lot that was lost somewhere, with a route. It waits for nobody: of those who have it already it takes no
+    /// time, and a closing step waits for the others.
+    fn next_again(&mut self) -> Option<LotOf> {
+        while let Some(at) = self.queue.again.pop_first() {
+            let Some(run) = self.lots.get(&at) else { continue };
+            if run.route.is_empty() {
+                let search =
+                    Search { stage: StageId(0), step: at.step, size: self.size(at), near: &[], not: None };
+                let Some(first) = self.choose(search) else {
+                    self.queue.begin_again(at, true);
+                    return None;
+                };
+                self.begin_route(at, first);
+            }
+            return Some(at);
+        }
+        None
     }
 
     /// How many microbatches we may have in flight: so many for each peer, shared among the drivers as the first stage
@@ -259,26 +293,26 @@ impl Driver {
         1 << (most.max(1.0).log2() as u32).min(aligned)
     }
 
-    fn launch_lot(&mut self, at: LotOf, out: &mut Vec<Command>) {
+    fn launch_lot(&mut self, at: LotOf, is_redo: bool, out: &mut Vec<Command>) {
         let first = (StageId(0), Pass::Forward);
         let Some(run) = self.lots.get(&at).filter(|run| run.not_before.is_none()) else { return };
         let Some(hop) = run.route.first() else { return };
         let deadline = self.now + self.patience(first.0, first.1, hop.peer, run.retries);
-        while self.flying < self.room {
+        while self.has_room(is_redo) {
             let Some(run) = self.lots.get_mut(&at) else { return };
             let Some((microbatch, ())) = run.waiting.pop_first() else { break };
             let attempt = run.attempt;
             let known = run.route.len();
             let flight = Flight { attempt, stage: first.0, pass: first.1, since: self.now, deadline, known };
             run.flights.insert(microbatch, flight);
-            self.flying += 1;
+            *self.flying.of(run) += 1;
             let (lease, route) = (run.lease.number, run.route.clone());
             let to = Address::Worker(route[0].peer);
             let work = Work { lot: at.lot, microbatch, lease, driver: self.me, route };
             self.send(to, at.step, attempt, Body::Begin(work, Payload::default()), out);
         }
         if self.lots.get(&at).is_some_and(|run| !run.waiting.is_empty()) {
-            self.queue.send_again(at);
+            self.queue.send_again(at, is_redo);
         }
         self.note_wake(at);
     }

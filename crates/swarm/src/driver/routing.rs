@@ -16,15 +16,15 @@ const FAR_QUEUE: u64 = 8;
 
 /// What a peer is looked for.
 #[derive(Clone, Copy)]
-struct Search<'a> {
-    stage: StageId,
-    step: Step,
+pub(super) struct Search<'a> {
+    pub stage: StageId,
+    pub step: Step,
     /// Microbatches of the lot.
-    size: u32,
+    pub size: u32,
     /// Its neighbours in the route, as far as they are known.
-    near: &'a [PeerId],
+    pub near: &'a [PeerId],
     /// Who should not get it, if there is anybody else.
-    not: Option<PeerId>,
+    pub not: Option<PeerId>,
 }
 
 impl Driver {
@@ -85,7 +85,7 @@ impl Driver {
         let Some(run) = self.lots.get_mut(&at).filter(|run| run.route.len() > stage.0 as usize) else {
             return;
         };
-        self.flying -= run.flights.len();
+        self.flying.land(run);
         run.settle_stage(stage, &mut self.wirings[stage.0 as usize]);
         let old = run.route[stage.0 as usize];
         let neighbours = [stage.0.checked_sub(1), Some(stage.0 + 1)].into_iter().flatten();
@@ -95,6 +95,7 @@ impl Driver {
         let chosen = self.choose(search);
         let wirings = &mut self.wirings;
         let Some(run) = self.lots.get_mut(&at) else { return };
+        let is_redo = run.is_redo();
         match chosen {
             Some(peer) => {
                 run.reroute(stage, peer, all);
@@ -104,15 +105,15 @@ impl Driver {
                     let body = Body::Revoke { lot: at.lot, grant };
                     self.send(Address::Worker(old.peer), at.step, attempt, body, out);
                 }
-                self.queue.send_again(at);
+                self.queue.send_again(at, is_redo);
             }
             None => {
-                self.flying += run.flights.len();
+                *self.flying.of(run) += run.flights.len();
                 return self.give_up_route(at);
             }
         }
         if let Some(run) = self.lots.get(&at) {
-            self.flying += run.flights.len();
+            *self.flying.of(run) += run.flights.len();
         }
         self.note_wake(at);
     }
@@ -120,10 +121,10 @@ impl Driver {
     /// There is nobody for a stage: the lot waits until there is, and begins again.
     pub(super) fn give_up_route(&mut self, at: LotOf) {
         let Some(run) = self.lots.get_mut(&at) else { return };
-        self.flying -= run.flights.len();
+        self.flying.land(run);
         run.settle(&mut self.wirings);
         run.begin_again(self.spec.lots.microbatches_of(at.lot));
-        self.queue.begin_again(at);
+        self.queue.begin_again(at, run.is_redo());
         self.note_wake(at);
     }
 
@@ -191,7 +192,7 @@ impl Driver {
     }
 
     /// A peer for a stage, reachable from its neighbours in the route; `not` only if there is no other.
-    fn choose(&self, search: Search<'_>) -> Option<PeerId> {
+    pub(super) fn choose(&self, search: Search<'_>) -> Option<PeerId> {
         let Search { stage, step, size, near, not } = search;
         let wiring = &self.wirings[stage.0 as usize];
         let cost = self.costs(stage, near);

@@ -184,13 +184,16 @@ impl Reduction {
     }
 
     /// The parts that we do not add up for our group, with who does, as far as our sums of them are not on their
-    /// way. Everybody begins with another owner, and goes round, so that nobody is flooded and nobody waits.
+    /// way, and the result is not here already: whatever has become of our lots since, an earlier attempt has added
+    /// that part up, and it stays. Everybody begins with another owner, and goes round, so that nobody is flooded and
+    /// nobody waits.
     pub fn to_send(&mut self) -> Vec<(u32, Part, PeerId)> {
         let mut to_send = Vec::new();
         let mut rounds: BTreeMap<PeerId, u32> = BTreeMap::new();
         for (part, index) in self.plan.parts.iter().zip(0..) {
             let owner = part.owners.get(self.group).copied().filter(|owner| *owner != self.me);
-            if let Some(owner) = owner.filter(|_| self.sent.insert(index)) {
+            let wanted = |_: &PeerId| !self.written.contains(&index) && self.sent.insert(index);
+            if let Some(owner) = owner.filter(wanted) {
                 let round = rounds.entry(owner).or_default();
                 *round += 1;
                 to_send.push(((*round, owner < self.me, owner), (index, part.clone(), owner)));

@@ -23,7 +23,6 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::deadline::Estimate;
 use crate::ids::*;
 use crate::journal::{Commit, JournalState, Record};
 use crate::message::*;
@@ -33,6 +32,7 @@ use crate::time::{Span, Time};
 use ending::Life;
 use leasing::OpenStep;
 use members::{DriverMember, Member};
+use moving::Joiners;
 use sharing::Sharing;
 
 /// What goes into a coordinator.
@@ -122,9 +122,9 @@ pub struct Coordinator {
     unheard: BTreeSet<PeerId>,
     halted: Option<String>,
     last_move: Time,
-    /// How long it was from one joiner to the next, and when the last one came.
-    joins: Estimate,
-    last_join: Time,
+    joiners: Joiners,
+    /// Somebody has gone from a stage since stages were last looked at.
+    uneven: bool,
     /// When all stages were last given their state anew.
     filled_at: Time,
     /// Whether lots may be handed out: every stage is held, and nobody is still loading what is safe.
@@ -182,8 +182,8 @@ impl Coordinator {
             unheard: BTreeSet::new(),
             halted: None,
             last_move: now,
-            joins: Estimate::default(),
-            last_join: now,
+            joiners: Joiners::none(now),
+            uneven: false,
             filled_at: now,
             is_staffed: false,
             last_tick: now,
@@ -328,6 +328,7 @@ impl Coordinator {
             return;
         }
         self.place_members(out);
+        self.rebalance_if_uneven(out);
         self.start_reductions(out);
         self.conclude(out);
         self.is_staffed = self.every_stage_is_held() && !self.is_filling();

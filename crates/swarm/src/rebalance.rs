@@ -1,10 +1,10 @@
 //! Whether moving a peer to another stage pays. Pure; every decision comes with its reason.
 //!
-//! A pipeline is as fast as its slowest stage. A move pays if what it gains, until the next joiner brings the same, is
-//! more than what it costs: what the pipeline loses without the peer while the state travels (nothing, if its stage
-//! has more than it can use), and what the peer has done since the last commit, which others must do again. Ours
-//! moves only then; SWARM's rule, kept here for comparison, moves the most underused peer every T seconds whatever
-//! it costs.
+//! A pipeline is as fast as its slowest stage. A move is worth what it gains until joiners would have brought the same.
+//! It costs what the pipeline loses without the peer while the state travels (nothing, if its stage has more than it can
+//! use), and what the peer has done since the last commit: its old stage does that again, and is the slower for it.
+//! No move makes the closing step end later. SWARM's rule, kept here for comparison, moves the most underused peer
+//! every T seconds whatever it costs.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +24,8 @@ pub struct Placed {
     pub settled: bool,
     /// Microbatches that it has done since the last commit.
     pub holds: f64,
+    /// How many of those are of the step that closes next.
+    pub closing: f64,
 }
 
 /// What a move must be worth.
@@ -32,7 +34,27 @@ pub struct Terms {
     /// How long the state of a stage travels to its new holder.
     pub transfer: Span,
     /// When the next joiner is due. It has to load its state too, so whoever moves now is ahead of it by this.
-    pub horizon: Span,
+    pub joiner: Span,
+    /// How long it is from one joiner to the next.
+    pub every: Span,
+    /// No move is worth more than what it brings in this time.
+    pub most: Span,
+}
+
+impl Terms {
+    /// How long what a stage lacks will be missing, if nobody moves: joiners go where most is missing, one after the other.
+    fn horizon_s(&self, missing: f64) -> f64 {
+        (self.joiner.as_s_f64() + self.every.as_s_f64() * (missing - 1.0).max(0.0)).min(self.most.as_s_f64())
+    }
+}
+
+/// What the pipeline is to do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Task<'a> {
+    /// The stages' costs against the average.
+    pub costs: &'a [f64],
+    /// Microbatches that are not yet done of the step that closes next, by stage.
+    pub left: &'a [f64],
 }
 
 /// The least gain of the pipeline's speed, as a share: what keeps rounding from moving anybody.
@@ -57,23 +79,31 @@ pub enum Decision {
     },
 }
 
-/// The best single move, if it pays. `costs` are the stages' costs against the average.
-pub fn decide(placed: &[Placed], costs: &[f64], terms: Terms) -> Decision {
+/// The best single move, if it pays.
+pub fn decide(placed: &[Placed], task: Task<'_>, terms: Terms) -> Decision {
+    let costs = task.costs;
     let capacity = capacities(placed, costs);
     let Some(slowest) = least(&capacity) else { return stay("there are no stages".into()) };
     let before = capacity[slowest];
+    let average = capacity.iter().sum::<f64>() / capacity.len() as f64;
+    let speed = placed.iter().map(|p| p.speed).sum::<f64>() / placed.len().max(1) as f64;
+    let horizon_s = terms.horizon_s((average - before) * costs[slowest] / speed.max(1e-9));
     let mut best: Option<Worth> = None;
     for &who in placed.iter().filter(|p| p.stage.0 as usize != slowest && can_leave(placed, p)) {
-        let after = bottleneck_after(&capacity, costs, who, slowest);
-        let gained = (after - before) * terms.horizon.as_s_f64();
-        let travels = (before - bottleneck_without(&capacity, costs, who)) * terms.transfer.as_s_f64();
-        let worth = Worth { who, after, gained, lost: travels + who.holds };
+        if closes_later(&capacity, task, who) {
+            continue;
+        }
+        let again = who.holds / horizon_s.max(1e-3);
+        let after = bottleneck_after(&capacity, costs, who, again, slowest);
+        let gained = (after - before) * horizon_s;
+        let lost = (before - bottleneck_without(&capacity, costs, who)) * terms.transfer.as_s_f64();
+        let worth = Worth { who, after, gained, lost };
         if best.as_ref().is_none_or(|best| worth.is_better_than(best)) {
             best = Some(worth);
         }
     }
     let Some(Worth { who: candidate, after, gained, lost }) = best else {
-        return stay(format!("nobody can leave a stage for stage {slowest}, the bottleneck"));
+        return stay(format!("nobody can leave a stage now for stage {slowest}, the bottleneck"));
     };
     let rate = |speed: f64| format!("{speed:.2} microbatches/s");
     if after <= before * (1.0 + LEAST_GAIN) {
@@ -96,6 +126,18 @@ pub fn decide(placed: &[Placed], costs: &[f64], terms: Terms) -> Decision {
         rate(after)
     );
     Decision::Move { peer: candidate.peer, to: StageId(slowest as u16), reason }
+}
+
+/// Whether the open step would close later without this peer in its stage, and without what it has done there.
+fn closes_later(capacity: &[f64], task: Task<'_>, who: Placed) -> bool {
+    if who.closing == 0.0 {
+        return false;
+    }
+    let from = who.stage.0 as usize;
+    let closes_s = task.left.iter().zip(capacity).map(|(left, capacity)| left / capacity.max(1e-9));
+    let closes_s = closes_s.fold(0.0, f64::max);
+    let rest = capacity[from] - who.speed / task.costs[from];
+    task.left[from] + who.closing > closes_s * rest
 }
 
 /// What a move would bring and cost, in microbatches.
@@ -125,7 +167,7 @@ pub fn swarm_rule(placed: &[Placed], costs: &[f64]) -> Decision {
     let of_fastest = placed.iter().filter(|p| p.stage.0 as usize == fastest && can_leave(placed, p));
     let spare = of_fastest.min_by(|a, b| a.speed.total_cmp(&b.speed).then(a.peer.cmp(&b.peer)));
     match spare {
-        Some(&spare) if bottleneck_after(&capacity, costs, spare, slowest) > capacity[slowest] => {
+        Some(&spare) if bottleneck_after(&capacity, costs, spare, 0.0, slowest) > capacity[slowest] => {
             let reason = format!("stage {slowest} is the most loaded, stage {fastest} the least");
             Decision::Move { peer: spare.peer, to: StageId(slowest as u16), reason }
         }
@@ -159,11 +201,11 @@ fn most(capacity: &[f64]) -> Option<usize> {
     (0..capacity.len()).max_by(|&a, &b| capacity[a].total_cmp(&capacity[b]).then(b.cmp(&a)))
 }
 
-/// The pipeline's speed after a move.
-fn bottleneck_after(capacity: &[f64], costs: &[f64], who: Placed, to: usize) -> f64 {
+/// The pipeline's speed after a move, if the old stage has `again` microbatches a second to do once more.
+fn bottleneck_after(capacity: &[f64], costs: &[f64], who: Placed, again: f64, to: usize) -> f64 {
     let from = who.stage.0 as usize;
     let speed = |stage: usize| match stage {
-        stage if stage == from => capacity[stage] - who.speed / costs[stage],
+        stage if stage == from => capacity[stage] - who.speed / costs[stage] - again,
         stage if stage == to => capacity[stage] + who.speed / costs[stage],
         stage => capacity[stage],
     };
@@ -195,7 +237,12 @@ mod tests {
 
     use super::*;
 
-    const TERMS: Terms = Terms { transfer: Span::s(60), horizon: Span::s(1800) };
+    const LONG: Span = Span::s(1800);
+    const TERMS: Terms = Terms { transfer: Span::s(60), joiner: LONG, every: LONG, most: LONG };
+
+    fn decide(placed: &[Placed], costs: &[f64], terms: Terms) -> Decision {
+        super::decide(placed, Task { costs, left: &[1e9; 4][..costs.len()] }, terms)
+    }
 
     fn placed(stages: &[(u16, f64)]) -> Vec<Placed> {
         let place = |((stage, speed), peer): (&(u16, f64), u32)| Placed {
@@ -204,6 +251,7 @@ mod tests {
             speed: *speed,
             settled: true,
             holds: 0.0,
+            closing: 0.0,
         };
         stages.iter().zip(0..).map(place).collect()
     }
@@ -220,7 +268,7 @@ mod tests {
     fn a_move_that_costs_more_than_it_gains_is_not_made() {
         let mut peers = placed(&[(0, 1.0), (1, 1.0), (1, 1.0), (1, 1.0)]);
         peers.iter_mut().for_each(|peer| peer.holds = 40.0 - f64::from(peer.peer.0));
-        let soon_over = Terms { horizon: Span::s(30), ..TERMS };
+        let soon_over = Terms { joiner: Span::s(30), ..TERMS };
         assert!(matches!(decide(&peers, &[1.0; 2], soon_over), Decision::Stay { .. }));
         let Decision::Move { peer, .. } = decide(&peers, &[1.0; 2], TERMS) else { panic!() };
         assert_eq!(peer, PeerId(3), "the one that has least to lose");

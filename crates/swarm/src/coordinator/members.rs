@@ -447,6 +447,7 @@ impl Coordinator {
             self.append(Record::Removed(peer), out);
             self.forget_holder(peer, stage, out);
             self.new_view(out);
+            self.uneven = true;
         }
         self.heard_after_restart(peer, out);
     }

@@ -1,18 +1,60 @@
-//! Peers that hold a stage are moved to another when it pays, and only right after a commit, when they lose least.
+//! Peers that hold a stage are moved to another when it pays: after a commit, when they lose least, or when somebody has
+//! gone from a stage and the others would wait for it.
 
 use std::collections::BTreeMap;
 
 use crate::coordinator::{Command, Coordinator};
-use crate::ids::PeerId;
+use crate::ids::{PeerId, StageId};
 use crate::message::Source;
-use crate::rebalance::{Decision, Placed, Policy, Terms, decide, swarm_rule};
-use crate::time::Span;
+use crate::rebalance::{Decision, Placed, Policy, Task, Terms, decide, swarm_rule};
+use crate::time::{Span, Time};
 
-/// Moves after one step, at the most: after the next, more is known.
+/// Moves at a time, at the most: after the next, more is known.
 const MOVES: usize = 4;
 
+/// How joiners came so far.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Joiners {
+    /// When the last one came.
+    last: Time,
+    /// How long it was from one to the next, and the square of that, averaged.
+    mean_s: f64,
+    square_s2: f64,
+}
+
+impl Joiners {
+    /// Nobody has come yet.
+    pub fn none(now: Time) -> Joiners {
+        Joiners { last: now, mean_s: 0.0, square_s2: 0.0 }
+    }
+
+    fn observe(&mut self, now: Time) {
+        let gap_s = now.since(self.last).as_s_f64();
+        // The first gap is from the start, and says nothing.
+        let weight = if self.mean_s == 0.0 { 1.0 } else { 1.0 / 32.0 };
+        self.mean_s += weight * (gap_s - self.mean_s);
+        self.square_s2 += weight * (gap_s * gap_s - self.square_s2);
+        self.last = now;
+    }
+
+    /// How long it is from one to the next.
+    fn every(&self) -> Span {
+        if self.mean_s == 0.0 { Span(u64::MAX) } else { Span::from_s_f64(self.mean_s) }
+    }
+
+    /// When the next one is due. Joiners come in bursts, so that is longer than half a gap: who looks at any moment
+    /// looks most likely into a long gap. One that is late is not taken for one that never comes until it is late by much.
+    fn due(&self, now: Time) -> Span {
+        if self.mean_s == 0.0 {
+            return Span(u64::MAX);
+        }
+        let residual = Span::from_s_f64(self.square_s2 / (2.0 * self.mean_s));
+        residual.max(Span(now.since(self.last).0 / 4))
+    }
+}
+
 impl Coordinator {
-    /// Called when a step was closed.
+    /// Called when a step was closed, and as long as somebody has gone since stages were last looked at.
     pub(super) fn rebalance(&mut self, out: &mut Vec<Command>) {
         if self.is_done() {
             return;
@@ -28,15 +70,35 @@ impl Coordinator {
                 self.move_peer(swarm_rule(&serving, &costs), out);
             }
             Policy::WhenItPays(most) => {
-                let terms = Terms { transfer: self.transfer_time(), horizon: self.joiner_due().min(most) };
-                for _ in 0..MOVES {
-                    let decision = decide(&self.placed(), &costs, terms);
+                let (joiner, every) = (self.joiners.due(self.now), self.joiners.every());
+                let terms = Terms { transfer: self.transfer_time(), joiner, every, most };
+                for moved in 1..=MOVES {
+                    let left = self.left();
+                    let task = Task { costs: &costs, left: &left };
+                    let decision = decide(&self.placed(), task, terms);
                     if !self.move_peer(decision, out) {
                         break;
                     }
+                    self.uneven = moved == MOVES;
                 }
             }
         }
+    }
+
+    /// Somebody has gone from a stage: if the others would wait for it, it is filled up before the step is over.
+    pub(super) fn rebalance_if_uneven(&mut self, out: &mut Vec<Command>) {
+        let moves = matches!(self.spec.tuning.rebalance, Policy::WhenItPays(_));
+        if std::mem::take(&mut self.uneven) && moves && self.is_staffed {
+            self.rebalance(out);
+            self.new_view(out);
+        }
+    }
+
+    /// Microbatches of the step that closes next that are not done, by stage.
+    fn left(&self) -> Vec<f64> {
+        let size = f64::from(self.spec.lots.largest());
+        let open = |stage| f64::from(self.steps[0].ledger.open_lots(StageId(stage))) * size;
+        (0..self.spec.stages).map(open).collect()
     }
 
     pub(super) fn move_peer(&mut self, decision: Decision, out: &mut Vec<Command>) -> bool {
@@ -51,18 +113,24 @@ impl Coordinator {
     }
 
     pub(super) fn placed(&self) -> Vec<Placed> {
-        let size = self.spec.lots.largest();
-        let mut holds: BTreeMap<PeerId, u32> = BTreeMap::new();
-        for holder in self.steps.iter().flat_map(|open| open.ledger.all_holders()) {
-            *holds.entry(holder).or_default() += size;
+        let size = f64::from(self.spec.lots.largest());
+        let mut holds: BTreeMap<PeerId, (f64, f64)> = BTreeMap::new();
+        for (open, closing) in self.steps.iter().zip((0..).map(|index| index == 0)) {
+            for holder in open.ledger.all_holders() {
+                let (all, first) = holds.entry(holder).or_default();
+                *all += size;
+                *first += if closing { size } else { 0.0 };
+            }
         }
         // Who saves the version that was just made is left alone.
         let savers = self.last_commit().map_or(&[][..], |commit| &commit.savers);
         let staying = self.members.iter().filter(|(_, member)| !member.draining);
         let placed = staying.filter_map(|(&peer, member)| {
-            let (speed, settled) = (member.capability.speed, member.is_whole() && !savers.contains(&peer));
-            let holds = holds.get(&peer).copied().unwrap_or(0).into();
-            Some(Placed { peer, stage: member.stage?, speed, settled, holds })
+            let (stage, speed) = (member.stage?, member.capability.speed);
+            let reduces = self.lives[stage.0 as usize].reducing.is_some();
+            let settled = member.is_whole() && !savers.contains(&peer) && !reduces;
+            let (holds, closing) = holds.get(&peer).copied().unwrap_or_default();
+            Some(Placed { peer, stage, speed, settled, holds, closing })
         });
         placed.collect()
     }
@@ -74,17 +142,8 @@ impl Coordinator {
         Span::from_s_f64(self.spec.state_bytes as f64 / slowest)
     }
 
-    /// When the next joiner may be expected, as they came so far. It will go where a peer is missing most, and no
-    /// move is worth more than what it brings until then. Joiners come in bursts, so one that is late is not taken
-    /// for one that never comes until it is late by much.
-    fn joiner_due(&self) -> Span {
-        let silence = self.now.since(self.last_join);
-        self.joins.mean().map_or(Span(u64::MAX), |mean| mean.max(Span(silence.0 / 4)))
-    }
-
     /// A joiner got its place.
     pub(super) fn note_join(&mut self) {
-        self.joins.observe(self.now.since(self.last_join));
-        self.last_join = self.now;
+        self.joiners.observe(self.now);
     }
 }

@@ -41,6 +41,22 @@ struct Host {
     site: SiteId,
     up: Way,
     down: Way,
+    /// The last that is on its way from here, by whom it is for and how urgent it is, and when it arrives: a connection
+    /// keeps its order.
+    sent: Vec<(Address, Urgency, u64)>,
+}
+
+impl Host {
+    /// Something leaves for `to` and would arrive at that time; when it does.
+    fn in_order(&mut self, to: Address, urgency: Urgency, now: u64, arrives: u64) -> u64 {
+        self.sent.retain(|(.., at)| *at > now);
+        if let Some((.., last)) = self.sent.iter_mut().find(|(host, of, _)| (*host, *of) == (to, urgency)) {
+            *last = arrives.max(*last);
+            return *last;
+        }
+        self.sent.push((to, urgency, arrives));
+        arrives
+    }
 }
 
 /// A host's uplink or downlink.
@@ -59,8 +75,14 @@ impl Way {
             Urgency::Sum => 1,
             Urgency::State => 2,
         };
-        let mut through = self.taken[class..].iter_mut().map(|taken| taken.take(now, from, duration_us));
-        through.next().unwrap_or(from)
+        let mut through = from;
+        for (taken, place) in self.taken[class..].iter_mut().zip(class..) {
+            let end = taken.take(now, from, duration_us);
+            if place == class {
+                through = end;
+            }
+        }
+        through
     }
 }
 
@@ -173,7 +195,8 @@ impl Network {
         let duration_us = (bytes as f64 / link.bytes_per_s * 1e6) as u64;
         let sent = self.host_mut(from)?.up.take(urgency, now, now, duration_us);
         let down = &mut self.host_mut(to)?.down;
-        Some(down.take(urgency, now, (sent + latency_us).saturating_sub(duration_us), duration_us))
+        let arrives = down.take(urgency, now, (sent + latency_us).saturating_sub(duration_us), duration_us);
+        Some(self.host_mut(from)?.in_order(to, urgency, now, arrives))
     }
 
     /// Whether nothing gets from one to the other.

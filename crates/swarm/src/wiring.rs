@@ -41,6 +41,8 @@ struct Account {
     blame: f64,
     /// Microbatches whose gradients have come back to it.
     to_return: u32,
+    /// Microbatches that it does again, before everything else.
+    urgent: u32,
 }
 
 /// What is known of a peer.
@@ -87,6 +89,8 @@ pub struct Load {
     pub forward: u32,
     /// Microbatches whose gradients have come back to it.
     pub backward: u32,
+    /// Microbatches that it does again for a step that is about to be closed.
+    pub urgent: u32,
 }
 
 impl About {
@@ -107,7 +111,7 @@ impl Account {
             owes: 0,
             to_begin: 0,
         };
-        Account { about, forward_us: us / 3.0, backward_us: us * 2.0 / 3.0, blame: 1.0, to_return: 0 }
+        Account { about, forward_us: us / 3.0, backward_us: us * 2.0 / 3.0, blame: 1.0, to_return: 0, urgent: 0 }
     }
 
     fn microbatch_us(&self) -> f64 {
@@ -271,6 +275,15 @@ impl Wiring {
         best.map(|(us, _, place)| Choice { peer: self.peers[place], done_in: Span(us as u64) })
     }
 
+    /// The peer for a lot that is done again, and goes before everything that a peer has to do but others of its kind.
+    pub fn choose_urgent(&self, extra: impl Fn(PeerId, About) -> Option<Span>) -> Option<PeerId> {
+        let able = self.peers.iter().zip(&self.accounts).filter_map(|(&peer, account)| {
+            let us = f64::from(account.urgent) * account.microbatch_us() + extra(peer, account.about)?.0 as f64;
+            Some((us as u64, account.rank(), peer))
+        });
+        able.min().map(|(_, _, peer)| peer)
+    }
+
     /// Nobody was found for a lot of a step: as long as no peer changes, there is no use in looking again.
     pub fn note_full(&mut self, step: Step) {
         self.full_for = Some(step);
@@ -291,11 +304,12 @@ impl Wiring {
         self.account(peer).map(|account| Span(account.done_us(size, 1.0) as u64))
     }
 
-    /// Work goes to a peer.
-    pub fn charge(&mut self, peer: PeerId, microbatches: u32) {
+    /// Work goes to a peer; if it is urgent, it is done before everything else.
+    pub fn charge(&mut self, peer: PeerId, microbatches: u32, is_urgent: bool) {
         self.change(peer, |account| {
             account.about.owes = account.about.owes.saturating_add(microbatches);
             account.about.to_begin = account.about.to_begin.saturating_add(microbatches);
+            account.urgent = account.urgent.saturating_add(if is_urgent { microbatches } else { 0 });
         });
     }
 
@@ -310,8 +324,8 @@ impl Wiring {
     }
 
     /// A peer is done with a microbatch.
-    pub fn paid(&mut self, peer: PeerId) {
-        self.settle(peer, 1, Load { forward: 0, backward: 1 });
+    pub fn paid(&mut self, peer: PeerId, is_urgent: bool) {
+        self.settle(peer, 1, Load { forward: 0, backward: 1, urgent: is_urgent.into() });
     }
 
     /// Work was taken away from a peer.
@@ -320,6 +334,7 @@ impl Wiring {
             account.about.owes = account.about.owes.saturating_sub(owed);
             account.about.to_begin = account.about.to_begin.saturating_sub(load.forward);
             account.to_return = account.to_return.saturating_sub(load.backward);
+            account.urgent = account.urgent.saturating_sub(load.urgent);
         });
     }
 
@@ -384,7 +399,7 @@ mod tests {
 
     fn draw_with(wiring: &mut Wiring, extra: impl Fn(PeerId, About) -> Option<Span>) -> u32 {
         let peer = wiring.choose(1, Aim::End, extra).unwrap().peer;
-        wiring.charge(peer, 1);
+        wiring.charge(peer, 1, false);
         peer.0
     }
 
@@ -422,7 +437,7 @@ mod tests {
     fn who_gives_work_back_gets_more_and_who_slows_down_gets_less() {
         let mut wiring = wiring(&[10, 10]);
         counts(&mut wiring, 20);
-        wiring.settle(PeerId(1), 10, Load { forward: 10, backward: 0 });
+        wiring.settle(PeerId(1), 10, Load { forward: 10, ..Load::default() });
         assert_eq!(counts(&mut wiring, 10), [0, 10]);
         for _ in 0..50 {
             wiring.observe(PeerId(1), Pass::Forward, Span::ms(30));
@@ -433,6 +448,20 @@ mod tests {
     }
 
     #[test]
+    fn what_is_done_again_is_shared_out_whatever_else_peers_have_to_do() {
+        let mut wiring = wiring(&[10, 10, 20]);
+        (0..9).for_each(|_| wiring.charge(PeerId(0), 1, false));
+        let mut draw = || {
+            let peer = wiring.choose_urgent(|_, _| Some(Span(0))).unwrap();
+            wiring.charge(peer, 1, true);
+            peer.0
+        };
+        assert_eq!([(); 6].map(|()| draw()), [1, 2, 0, 1, 0, 1], "in proportion to speed, the idle first");
+        wiring.paid(PeerId(0), true);
+        assert_eq!(wiring.choose_urgent(|_, _| Some(Span(0))), Some(PeerId(0)));
+    }
+
+    #[test]
     fn a_peer_that_was_late_is_forgiven_when_it_works_again() {
         let mut wiring = wiring(&[10, 11]);
         wiring.blame(PeerId(0));
@@ -440,7 +469,7 @@ mod tests {
         for _ in 0..30 {
             wiring.observe(PeerId(0), Pass::Forward, Span(3_333));
         }
-        wiring.settle(PeerId(1), 1, Load { forward: 1, backward: 0 });
+        wiring.settle(PeerId(1), 1, Load { forward: 1, ..Load::default() });
         assert_eq!(draw(&mut wiring), 0);
         assert_eq!(wiring.choose(1, Aim::End, |_, _| None), None);
     }

@@ -187,7 +187,7 @@ impl Driver {
         if self.wirings.iter().any(Wiring::is_empty) {
             return;
         }
-        while self.has_room(true) {
+        while self.has_room(true) && self.is_time_to_do_again() {
             let Some(at) = self.next_again() else { break };
             self.launch_lot(at, true, out);
         }
@@ -203,14 +203,22 @@ impl Driver {
         flying < self.room && self.flying.all() < self.spec.tuning.in_flight
     }
 
+    /// Whether what was lost is to be done now. While a stage does something again, all others wait for it. So in
+    /// `delayed` sync that is put off until the rest of the step is on its way: then they do it at the same time.
+    fn is_time_to_do_again(&self) -> bool {
+        let Some(again) = self.queue.again.first() else { return false };
+        self.spec.sync == Sync::Step || self.queue.step().is_none_or(|fresh| fresh > again.step)
+    }
+
     /// The next lot that was lost somewhere, with a route. It waits for nobody: of those who have it already it takes no
     /// time, and a closing step waits for the others.
     fn next_again(&mut self) -> Option<LotOf> {
         while let Some(at) = self.queue.again.pop_first() {
             let Some(run) = self.lots.get(&at) else { continue };
             if run.route.is_empty() {
-                let search =
-                    Search { stage: StageId(0), step: at.step, size: self.size(at), near: &[], not: None };
+                let (stage, step, size) = (StageId(0), at.step, self.size(at));
+                let is_urgent = self.is_urgent(at);
+                let search = Search { stage, step, size, near: &[], not: None, is_urgent };
                 let Some(first) = self.choose(search) else {
                     self.queue.begin_again(at, true);
                     return None;

@@ -40,6 +40,8 @@ pub struct LotRun {
 pub struct Owed {
     /// Microbatches that it has not given back.
     microbatches: u32,
+    /// Whether they are done before everything else.
+    is_urgent: bool,
     load: Load,
 }
 
@@ -61,8 +63,9 @@ pub struct Flight {
 }
 
 impl Owed {
-    fn all(microbatches: u32) -> Owed {
-        Owed { microbatches, load: Load { forward: microbatches, backward: 0 } }
+    fn all(microbatches: u32, is_urgent: bool) -> Owed {
+        let urgent = if is_urgent { microbatches } else { 0 };
+        Owed { microbatches, is_urgent, load: Load { forward: microbatches, backward: 0, urgent } }
     }
 }
 
@@ -95,15 +98,21 @@ impl LotRun {
     }
 
     /// The next stage is given to a peer, which then owes us so many microbatches.
-    pub fn add_hop(&mut self, peer: PeerId, owed: u32) {
+    pub fn add_hop(&mut self, peer: PeerId, owed: u32, is_urgent: bool) {
         let grant = self.wants(StageId(self.route.len() as u16)).then_some(self.attempt);
         self.route = self.route.iter().copied().chain([Hop { peer, grant }]).collect();
-        self.owed.push(Owed::all(owed));
+        self.owed.push(Owed::all(owed, is_urgent));
     }
 
     /// Another peer takes over a stage. If its gradients are wanted, the lot is done again from its start there,
     /// so every microbatch goes through once more; the other stages fold only what they have not folded.
-    pub fn reroute(&mut self, stage: StageId, peer: PeerId, all: std::ops::Range<u32>) {
+    pub fn reroute(
+        &mut self,
+        stage: StageId,
+        peer: PeerId,
+        all: std::ops::Range<u32>,
+        is_urgent: bool,
+    ) {
         self.attempt.0 += 1;
         self.retries += 1;
         let grant = self.wants(stage).then_some(self.attempt);
@@ -111,7 +120,7 @@ impl LotRun {
         route[stage.0 as usize] = Hop { peer, grant };
         self.route = route.into();
         if let Some(owed) = self.owed.get_mut(stage.0 as usize) {
-            *owed = Owed::all(all.len() as u32);
+            *owed = Owed::all(all.len() as u32, is_urgent);
         }
         if grant.is_some() {
             self.waiting = whole(all);
@@ -145,7 +154,8 @@ impl LotRun {
                 if owed.load.backward > 0 && owed.microbatches > 0 {
                     owed.load.backward -= 1;
                     owed.microbatches -= 1;
-                    wirings[at].paid(hop.peer);
+                    owed.load.urgent = owed.load.urgent.saturating_sub(1);
+                    wirings[at].paid(hop.peer, owed.is_urgent);
                 }
                 if let Some(before) = stage.0.checked_sub(1) {
                     self.comes_back(StageId(before), wirings);
@@ -170,7 +180,7 @@ impl LotRun {
         if let (Some(owed), Some(hop)) =
             (self.owed.get_mut(stage.0 as usize), self.route.get(stage.0 as usize))
         {
-            let Owed { microbatches, load } = std::mem::take(owed);
+            let Owed { microbatches, load, .. } = std::mem::take(owed);
             wiring.settle(hop.peer, microbatches, load);
         }
     }

@@ -7,6 +7,7 @@ use crate::driver::lot::{Flight, LotRun};
 use crate::driver::{Command, Driver};
 use crate::ids::*;
 use crate::message::*;
+use crate::spec::Sync;
 use crate::time::Span;
 use crate::wiring::About;
 
@@ -25,6 +26,8 @@ pub(super) struct Search<'a> {
     pub near: &'a [PeerId],
     /// Who should not get it, if there is anybody else.
     pub not: Option<PeerId>,
+    /// It is done before everything else.
+    pub is_urgent: bool,
 }
 
 impl Driver {
@@ -47,7 +50,7 @@ impl Driver {
             let before = run.route.last().map(|hop| hop.peer);
             let near = before.as_slice();
             let held = run.lease.held[stage.0 as usize].filter(|peer| wiring.has(*peer));
-            let search = Search { stage, step: at.step, size, near, not: None };
+            let search = Search { stage, step: at.step, size, near, not: None, is_urgent: self.is_urgent(at) };
             let chosen = held.or_else(|| self.choose_near(at, search)).or_else(|| self.choose(search));
             let Some(peer) = chosen else { return false };
             let peer = held.unwrap_or_else(|| self.who_does_again(stage, at, near, peer));
@@ -71,11 +74,19 @@ impl Driver {
         self.queue.redo(at.step, stage, same.unwrap_or(new))
     }
 
+    /// Whether a lot is done again for a step that is about to be closed, while the next one is under way: workers then
+    /// do it first.
+    pub(super) fn is_urgent(&self, at: LotOf) -> bool {
+        let again = || self.lots.get(&at).is_some_and(LotRun::is_redo);
+        self.spec.sync == Sync::Delayed && at.step == self.step && again()
+    }
+
     fn add_hop(&mut self, at: LotOf, peer: PeerId, held: bool) {
         let owed = if held { 0 } else { self.size(at) };
+        let is_urgent = self.is_urgent(at);
         if let Some(run) = self.lots.get_mut(&at) {
-            self.wirings[run.route.len()].charge(peer, owed);
-            run.add_hop(peer, owed);
+            self.wirings[run.route.len()].charge(peer, owed, is_urgent);
+            run.add_hop(peer, owed, is_urgent);
         }
     }
 
@@ -91,15 +102,16 @@ impl Driver {
         let neighbours = [stage.0.checked_sub(1), Some(stage.0 + 1)].into_iter().flatten();
         let near: Vec<PeerId> =
             neighbours.filter_map(|index| run.route.get(index as usize).map(|hop| hop.peer)).collect();
-        let search = Search { stage, step: at.step, size, near: &near, not: Some(old.peer) };
+        let is_urgent = self.is_urgent(at);
+        let search = Search { stage, step: at.step, size, near: &near, not: Some(old.peer), is_urgent };
         let chosen = self.choose(search);
         let wirings = &mut self.wirings;
         let Some(run) = self.lots.get_mut(&at) else { return };
         let is_redo = run.is_redo();
         match chosen {
             Some(peer) => {
-                run.reroute(stage, peer, all);
-                wirings[stage.0 as usize].charge(peer, size);
+                run.reroute(stage, peer, all, is_urgent);
+                wirings[stage.0 as usize].charge(peer, size, is_urgent);
                 if let Some(attempt) = old.grant {
                     let (grant, attempt) = (Grant { lease: run.lease.number, attempt }, run.attempt);
                     let body = Body::Revoke { lot: at.lot, grant };
@@ -171,6 +183,9 @@ impl Driver {
 
     /// A peer for a stage after `near`. Neighbouring lots go to one peer as far as that holds nobody up.
     fn choose_near(&mut self, at: LotOf, search: Search<'_>) -> Option<PeerId> {
+        if search.is_urgent {
+            return None;
+        }
         let Search { stage, size, near, .. } = search;
         let wiring = &self.wirings[stage.0 as usize];
         let kept = self.queue.stretch(stage, at).filter(|&peer| {
@@ -193,7 +208,7 @@ impl Driver {
 
     /// A peer for a stage, reachable from its neighbours in the route; `not` only if there is no other.
     pub(super) fn choose(&self, search: Search<'_>) -> Option<PeerId> {
-        let Search { stage, step, size, near, not } = search;
+        let Search { stage, step, size, near, not, .. } = search;
         let wiring = &self.wirings[stage.0 as usize];
         let cost = self.costs(stage, near);
         let (aim, cost) = (self.aim(), |about: About| cost(about.site));
@@ -208,13 +223,16 @@ impl Driver {
 
     /// The same, among those only that have room for it, stay, and can be reached.
     fn choose_fit(&self, search: Search<'_>) -> Option<PeerId> {
-        let Search { stage, step, size, near, not } = search;
-        let cost = self.costs(stage, near);
-        let choice = self.wirings[stage.0 as usize].choose(size, self.aim(), |peer, about| {
+        let Search { stage, step, size, near, not, is_urgent } = search;
+        let (cost, wiring) = (self.costs(stage, near), &self.wirings[stage.0 as usize]);
+        let extra = |peer, about: About| {
             let fit = Some(peer) != not && self.is_fit(about, step, size);
             (fit && self.is_reachable(stage, peer, near)).then(|| cost(about.site))
-        });
-        choice.map(|choice| choice.peer)
+        };
+        if is_urgent {
+            return wiring.choose_urgent(extra);
+        }
+        wiring.choose(size, self.aim(), extra).map(|choice| choice.peer)
     }
 
     /// Whether a peer stays, has the weights, and has room for a lot.

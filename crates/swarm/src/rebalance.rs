@@ -275,6 +275,40 @@ mod tests {
     }
 
     #[test]
+    fn a_move_that_makes_the_step_close_later_is_put_off() {
+        let mut peers = placed(&[(0, 1.0), (1, 1.0), (1, 1.0), (1, 1.0)]);
+        peers.iter_mut().for_each(|peer| (peer.holds, peer.closing) = (20.0, 20.0));
+        let decide = |left: [f64; 2]| super::decide(&peers, Task { costs: &[1.0; 2], left: &left }, TERMS);
+        // Stage 0 closes in 100 s: so long two peers can do what is left of stage 1, and what the third has done.
+        assert!(matches!(decide([100.0, 170.0]), Decision::Move { .. }));
+        assert!(matches!(decide([100.0, 190.0]), Decision::Stay { .. }));
+        assert!(matches!(decide([0.0, 0.0]), Decision::Stay { .. }), "the step is about to close");
+    }
+
+    #[test]
+    fn what_a_peer_has_done_is_done_again_by_its_old_stage() {
+        let mut peers = placed(&[(0, 1.0), (1, 1.0), (1, 1.0), (1, 1.0)]);
+        let terms = Terms { joiner: Span::s(20), every: Span::s(0), ..TERMS };
+        let decide = |peers: &[Placed]| decide(peers, &[1.0; 2], terms);
+        assert!(matches!(decide(&peers), Decision::Move { .. }));
+        // Two peers that do 20 microbatches again in the 20 s until the next joiner are no faster than one.
+        peers.iter_mut().for_each(|peer| peer.holds = 20.0);
+        assert!(matches!(decide(&peers), Decision::Stay { .. }));
+    }
+
+    #[test]
+    fn the_more_a_stage_lacks_the_longer_it_would_wait_for_joiners() {
+        let peers = placed(&[(0, 1.0), (1, 1.0), (1, 1.0), (1, 1.0), (1, 1.0), (1, 1.0)]);
+        let mut held = peers.clone();
+        held.iter_mut().for_each(|peer| peer.holds = 60.0);
+        let soon = Terms { joiner: Span::s(10), every: Span::s(10), ..TERMS };
+        let Decision::Stay { .. } = decide(&held[..3], &[1.0; 2], soon) else { panic!() };
+        let Decision::Move { .. } = decide(&held, &[1.0; 2], Terms { every: Span::s(60), ..soon }) else {
+            panic!()
+        };
+    }
+
+    #[test]
     fn even_stages_stay_even_under_both_rules() {
         let peers = placed(&[(0, 1.0), (0, 1.0), (1, 1.0), (1, 1.0)]);
         assert!(matches!(decide(&peers, &[1.0; 2], TERMS), Decision::Stay { .. }));

@@ -82,8 +82,7 @@ fn replay(name: &str, trace: &Trace, model: &Model, stages: u16, rebalance: Poli
     };
     let spec = &mut scenario.spec;
     (spec.sync, spec.reduce) = (Sync::Delayed, Reduce::Fast);
-    let step_s = std::env::var("STEP_S").map_or(model.step_s, |s| s.parse().unwrap());
-    let microbatches = (400.0 * speed / f64::from(stages) * step_s) as u32;
+    let microbatches = (400.0 * speed / f64::from(stages) * model.step_s) as u32;
     spec.lots = Lots { microbatches, lots: microbatches };
     spec.steps = Step(u64::MAX);
     spec.checkpoint_every = 4;
@@ -97,24 +96,13 @@ fn replay(name: &str, trace: &Trace, model: &Model, stages: u16, rebalance: Poli
     (tuning.unknown, tuning.pause) = (Span::s(60), Span::s(30));
     (tuning.jobs, tuning.leases) = (128, 1 << 15);
     tuning.keep_bytes = 4 << 30;
-    tuning.depth = std::env::var("DEPTH").map_or(4, |s| s.parse().unwrap());
-    if let Ok(p) = std::env::var("PART") { tuning.part_elements = p.parse().unwrap(); }
     (tuning.quorum, tuning.rebalance) = (stages as usize, rebalance);
     let join_us = (spec.state_bytes as f64 / BYTES_PER_S * 1e6) as u64;
     let mut samples = Vec::new();
-    let (outcome, log) = World::new(&scenario).run_observed(1_000_000, &mut |sample| {
-        if std::env::var("DEBUG").is_ok() && sample.at_us % 2_000_000 == 0 && samples.len() > 2 {
-            let before: &Sample = &samples[samples.len() - 2];
-            let busy: Vec<u64> = sample.busy_us.iter().zip(&before.busy_us).zip(&sample.holders).map(|((a, b), n)| (a - b) / 20_000 / (*n as u64).max(1)).collect();
-            let mut why = sample.why.clone(); why.truncate(400);
-            eprintln!("{:>6} step {} holders {:?} busy {:?} why {}", sample.at_us / 1_000_000, sample.step, sample.holders, busy, why);
-        }
+    let (outcome, _) = World::new(&scenario).run_observed(1_000_000, &mut |sample| {
         samples.push(sample);
         true
     });
-    if std::env::var("DEBUG").is_ok() {
-        for (at, what) in &log { eprintln!("LOG {:>8.1} {what}", *at as f64 / 1e6); }
-    }
     let outcome = outcome.expect("every invariant holds");
     // From the first commit after the start has settled to the last one.
     let commits: Vec<u64> = outcome.commits_us.iter().copied().filter(|at| *at > SETTLED_US).collect();

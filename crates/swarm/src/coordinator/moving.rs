@@ -147,3 +147,24 @@ impl Coordinator {
         self.joiners.observe(self.now);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_for_a_joiner_waits_most_likely_in_a_long_gap() {
+        let mut joiners = Joiners::none(Time(0));
+        assert_eq!(joiners.due(Time(0)), Span(u64::MAX));
+        let mut now = Time(0);
+        for burst in 1..=100 {
+            now = Time(0) + Span::s(40 * burst);
+            (0..4).for_each(|_| joiners.observe(now));
+        }
+        // Four at a time, every forty seconds: one in ten on average, but the next ones are due in twenty.
+        let (every, due) = (joiners.every().as_s_f64(), joiners.due(now).as_s_f64());
+        assert!((8.0..12.0).contains(&every), "{every}");
+        assert!((19.0..21.0).contains(&due), "{due}");
+        assert_eq!(joiners.due(now + Span::s(4000)), Span::s(1000), "it may be that nobody comes any more");
+    }
+}

@@ -5,7 +5,7 @@
 //! and only a cut loses messages. Control waits behind nothing, tensors of work only behind each other, sums get
 //! what those leave, and states what is left then.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use starling_swarm::ids::{Address, SiteId};
 use starling_swarm::message::Urgency;
@@ -41,21 +41,23 @@ struct Host {
     site: SiteId,
     up: Way,
     down: Way,
-    /// The last that is on its way from here, by whom it is for and how urgent it is, and when it arrives: a connection
+    /// When the last tensor arrives that is on its way from here, by whom it is for and how urgent it is: a connection
     /// keeps its order.
-    sent: Vec<(Address, Urgency, u64)>,
+    sent: HashMap<(Address, Urgency), u64>,
+    /// How many those were when the ones that have arrived were last forgotten.
+    swept: usize,
 }
 
 impl Host {
     /// Something leaves for `to` and would arrive at that time; when it does.
     fn in_order(&mut self, to: Address, urgency: Urgency, now: u64, arrives: u64) -> u64 {
-        self.sent.retain(|(.., at)| *at > now);
-        if let Some((.., last)) = self.sent.iter_mut().find(|(host, of, _)| (*host, *of) == (to, urgency)) {
-            *last = arrives.max(*last);
-            return *last;
+        if self.sent.len() > 2 * self.swept + 8 {
+            self.sent.retain(|_, at| *at > now);
+            self.swept = self.sent.len();
         }
-        self.sent.push((to, urgency, arrives));
-        arrives
+        let last = self.sent.entry((to, urgency)).or_default();
+        *last = arrives.max(*last);
+        *last
     }
 }
 
@@ -109,12 +111,15 @@ impl Taken {
         }
         let first = self.spans.partition_point(|(_, end)| *end < from);
         let (mut at, mut left, mut next) = (from, duration_us, first);
-        while let Some(&(start, end)) = self.spans.get(next).filter(|(start, _)| *start < at + left || *start <= at) {
+        while let Some(&(start, end)) =
+            self.spans.get(next).filter(|(start, _)| *start < at + left || *start <= at)
+        {
             left -= start.saturating_sub(at);
             at = end.max(at);
             next += 1;
         }
-        let start = self.spans.get(first).filter(|_| next > first).map_or(from, |(start, _)| from.min(*start));
+        let start =
+            self.spans.get(first).filter(|_| next > first).map_or(from, |(start, _)| from.min(*start));
         self.spans.drain(first..next);
         self.spans.insert(first, (start, at + left));
         at + left
@@ -195,7 +200,7 @@ impl Network {
         let duration_us = (bytes as f64 / link.bytes_per_s * 1e6) as u64;
         let sent = self.host_mut(from)?.up.take(urgency, now, now, duration_us);
         let down = &mut self.host_mut(to)?.down;
-        let arrives = down.take(urgency, now, (sent + latency_us).saturating_sub(duration_us), duration_us);
+        let arrives = down.take(urgency, now, sent + latency_us - duration_us, duration_us);
         Some(self.host_mut(from)?.in_order(to, urgency, now, arrives))
     }
 
@@ -243,6 +248,8 @@ impl Network {
 
 #[cfg(test)]
 mod tests {
+    use starling_swarm::ids::PeerId;
+
     use super::*;
 
     #[test]
@@ -255,6 +262,24 @@ mod tests {
         assert_eq!(taken.spans, [(0, 70)]);
         assert_eq!(taken.take(71, 80, 5), 85);
         assert_eq!(taken.spans, [(80, 85)], "what is over is forgotten");
+    }
+
+    #[test]
+    fn a_connection_keeps_its_order_and_another_one_does_not_care() {
+        let (mut host, to) = (Host::default(), Address::Worker(PeerId(1)));
+        assert_eq!(host.in_order(to, Urgency::Work, 0, 50), 50);
+        assert_eq!(host.in_order(to, Urgency::Work, 10, 40), 50);
+        assert_eq!(host.in_order(to, Urgency::Sum, 10, 40), 40);
+        assert_eq!(host.in_order(Address::Worker(PeerId(2)), Urgency::Work, 10, 40), 40);
+        for peer in 0..1000 {
+            host.in_order(
+                Address::Worker(PeerId(peer)),
+                Urgency::Work,
+                100 + u64::from(peer),
+                101 + u64::from(peer),
+            );
+            assert!(host.sent.len() < 20, "what has arrived is forgotten");
+        }
     }
 
     #[test]

@@ -182,7 +182,7 @@ impl Coordinator {
             unheard: BTreeSet::new(),
             halted: None,
             last_move: now,
-            joiners: Joiners::none(now),
+            joiners: Joiners::default(),
             uneven: false,
             filled_at: now,
             is_staffed: false,
@@ -328,6 +328,9 @@ impl Coordinator {
             return;
         }
         self.place_members(out);
+        if self.closing == Closing::Journaling {
+            return; // Everybody goes back.
+        }
         self.rebalance_if_uneven(out);
         self.start_reductions(out);
         self.conclude(out);

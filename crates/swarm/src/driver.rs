@@ -80,7 +80,7 @@ pub struct Driver {
 }
 
 /// Microbatches in flight. Those of lots that were lost somewhere are counted apart: a closing step waits for them, and
-/// they cost one stage's time, so they do not wait for those that go all the way.
+/// they cost one stage's time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Flying {
     first: usize,

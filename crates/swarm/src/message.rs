@@ -510,7 +510,7 @@ pub enum Decline {
 /// What a message may wait behind on its way. A transport keeps these apart: a decision is not stuck behind a
 /// tensor, a tensor that a device waits for not behind a gradient for which there is a whole step of time, and that
 /// not behind the state for a joiner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Urgency {
     /// Small, and decides something.
     Control,

@@ -2,8 +2,8 @@
 //!
 //! A pipeline is as fast as its slowest stage. A move is worth what it gains until joiners would have brought the same.
 //! It costs what the pipeline loses without the peer while the state travels (nothing, if its stage has more than it can
-//! use), and what the peer has done since the last commit: its old stage does that again, and is the slower for it.
-//! No move makes the closing step end later. SWARM's rule, kept here for comparison, moves the most underused peer
+//! use), and what the peer has done since the last commit: its old stage does that again, and is the slower for it. By
+//! the speeds that are known, no move makes the closing step end later. SWARM's rule, kept here for comparison, moves the most underused peer
 //! every T seconds whatever it costs.
 
 use serde::{Deserialize, Serialize};
@@ -26,6 +26,8 @@ pub struct Placed {
     pub holds: f64,
     /// How many of those are of the step that closes next.
     pub closing: f64,
+    /// Whether it can compute that step.
+    pub closes: bool,
 }
 
 /// What a move must be worth.
@@ -57,8 +59,10 @@ pub struct Task<'a> {
     pub left: &'a [f64],
 }
 
-/// The least gain of the pipeline's speed, as a share: what keeps rounding from moving anybody.
-const LEAST_GAIN: f64 = 1e-3;
+/// The least gain: this part of what the peer does, or of what the pipeline does. Measured speeds of peers that are alike
+/// differ by as much, and a state does not travel for a mistake of the measurement.
+const LEAST_GAIN_OF_PEER: f64 = 0.2;
+const LEAST_GAIN_OF_ALL: f64 = 0.1;
 
 /// What to do, and why.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,7 +94,7 @@ pub fn decide(placed: &[Placed], task: Task<'_>, terms: Terms) -> Decision {
     let horizon_s = terms.horizon_s((average - before) * costs[slowest] / speed.max(1e-9));
     let mut best: Option<Worth> = None;
     for &who in placed.iter().filter(|p| p.stage.0 as usize != slowest && can_leave(placed, p)) {
-        if closes_later(&capacity, task, who) {
+        if closes_later(placed, task, who) {
             continue;
         }
         let again = who.holds / horizon_s.max(1e-3);
@@ -106,7 +110,8 @@ pub fn decide(placed: &[Placed], task: Task<'_>, terms: Terms) -> Decision {
         return stay(format!("nobody can leave a stage now for stage {slowest}, the bottleneck"));
     };
     let rate = |speed: f64| format!("{speed:.2} microbatches/s");
-    if after <= before * (1.0 + LEAST_GAIN) {
+    let of_peer = LEAST_GAIN_OF_PEER * candidate.speed / costs[slowest];
+    if after <= before + of_peer.min(LEAST_GAIN_OF_ALL * before) {
         let (now, then) = (rate(before), rate(after));
         return stay(format!(
             "stage {slowest} is the bottleneck with {now}; the best move would make it {then}"
@@ -129,15 +134,18 @@ pub fn decide(placed: &[Placed], task: Task<'_>, terms: Terms) -> Decision {
 }
 
 /// Whether the open step would close later without this peer in its stage, and without what it has done there.
-fn closes_later(capacity: &[f64], task: Task<'_>, who: Placed) -> bool {
+fn closes_later(placed: &[Placed], task: Task<'_>, who: Placed) -> bool {
     if who.closing == 0.0 {
         return false;
     }
-    let from = who.stage.0 as usize;
-    let closes_s = task.left.iter().zip(capacity).map(|(left, capacity)| left / capacity.max(1e-9));
+    let able = |but: Option<PeerId>| {
+        let able = placed.iter().filter(|p| p.closes && Some(p.peer) != but).copied();
+        capacities(&able.collect::<Vec<_>>(), task.costs)
+    };
+    let closes_s = task.left.iter().zip(able(None)).map(|(left, capacity)| left / capacity.max(1e-9));
     let closes_s = closes_s.fold(0.0, f64::max);
-    let rest = capacity[from] - who.speed / task.costs[from];
-    task.left[from] + who.closing > closes_s * rest
+    let from = who.stage.0 as usize;
+    task.left[from] + who.closing > closes_s * able(Some(who.peer))[from]
 }
 
 /// What a move would bring and cost, in microbatches.
@@ -252,6 +260,7 @@ mod tests {
             settled: true,
             holds: 0.0,
             closing: 0.0,
+            closes: true,
         };
         stages.iter().zip(0..).map(place).collect()
     }
@@ -283,6 +292,18 @@ mod tests {
         assert!(matches!(decide([100.0, 170.0]), Decision::Move { .. }));
         assert!(matches!(decide([100.0, 190.0]), Decision::Stay { .. }));
         assert!(matches!(decide([0.0, 0.0]), Decision::Stay { .. }), "the step is about to close");
+        // One that came in the middle of the step cannot do anything for it.
+        peers[3].closes = false;
+        let decide = |left: [f64; 2]| super::decide(&peers, Task { costs: &[1.0; 2], left: &left }, TERMS);
+        let Decision::Move { peer, .. } = decide([100.0, 75.0]) else { panic!() };
+        assert_ne!(peer, PeerId(3), "it has done as much as the others, by this test's fiction");
+        assert!(matches!(decide([100.0, 90.0]), Decision::Stay { .. }));
+    }
+
+    #[test]
+    fn nobody_is_moved_for_what_a_measurement_may_err_by() {
+        let alike = placed(&[(0, 1.0), (1, 1.03), (1, 0.99)]);
+        assert!(matches!(decide(&alike, &[1.0; 2], TERMS), Decision::Stay { .. }));
     }
 
     #[test]

@@ -111,7 +111,14 @@ impl Account {
             owes: 0,
             to_begin: 0,
         };
-        Account { about, forward_us: us / 3.0, backward_us: us * 2.0 / 3.0, blame: 1.0, to_return: 0, urgent: 0 }
+        Account {
+            about,
+            forward_us: us / 3.0,
+            backward_us: us * 2.0 / 3.0,
+            blame: 1.0,
+            to_return: 0,
+            urgent: 0,
+        }
     }
 
     fn microbatch_us(&self) -> f64 {
@@ -275,10 +282,12 @@ impl Wiring {
         best.map(|(us, _, place)| Choice { peer: self.peers[place], done_in: Span(us as u64) })
     }
 
-    /// The peer for a lot that is done again, and goes before everything that a peer has to do but others of its kind.
-    pub fn choose_urgent(&self, extra: impl Fn(PeerId, About) -> Option<Span>) -> Option<PeerId> {
+    /// The peer that is done first with a lot of `size` microbatches that goes before everything that a peer has to do but
+    /// others of its kind.
+    pub fn choose_urgent(&self, size: u32, extra: impl Fn(PeerId, About) -> Option<Span>) -> Option<PeerId> {
         let able = self.peers.iter().zip(&self.accounts).filter_map(|(&peer, account)| {
-            let us = f64::from(account.urgent) * account.microbatch_us() + extra(peer, account.about)?.0 as f64;
+            let microbatches = f64::from(account.urgent.saturating_add(size));
+            let us = microbatches * account.microbatch_us() + extra(peer, account.about)?.0 as f64;
             Some((us as u64, account.rank(), peer))
         });
         able.min().map(|(_, _, peer)| peer)
@@ -452,13 +461,13 @@ mod tests {
         let mut wiring = wiring(&[10, 10, 20]);
         (0..9).for_each(|_| wiring.charge(PeerId(0), 1, false));
         let mut draw = || {
-            let peer = wiring.choose_urgent(|_, _| Some(Span(0))).unwrap();
+            let peer = wiring.choose_urgent(1, |_, _| Some(Span(0))).unwrap();
             wiring.charge(peer, 1, true);
             peer.0
         };
-        assert_eq!([(); 6].map(|()| draw()), [1, 2, 0, 1, 0, 1], "in proportion to speed, the idle first");
+        assert_eq!([(); 5].map(|()| draw()), [1, 0, 2, 1, 0], "in proportion to speed, the idle first");
         wiring.paid(PeerId(0), true);
-        assert_eq!(wiring.choose_urgent(|_, _| Some(Span(0))), Some(PeerId(0)));
+        assert_eq!(wiring.choose_urgent(1, |_, _| Some(Span(0))), Some(PeerId(0)));
     }
 
     #[test]

@@ -7,13 +7,13 @@ use starling_swarm::message::*;
 use starling_swarm::spec::{Reduce, Spec, Sync, Tuning};
 use starling_swarm::time::{Span, Time};
 
-fn spec(lots: Lots) -> Spec {
+fn spec(lots: Lots, sync: Sync) -> Spec {
     Spec {
         run: RunId(1),
         stages: 3,
         costs: Vec::new(),
         lots,
-        sync: Sync::Step,
+        sync,
         reduce: Reduce::Exact,
         steps: Step(4),
         checkpoint_every: 1,
@@ -33,8 +33,12 @@ struct World {
 
 impl World {
     fn new(lots: Lots, sites: u16, drivers: Vec<SiteId>) -> World {
+        World::with_sync(Sync::Step, lots, sites, drivers)
+    }
+
+    fn with_sync(sync: Sync, lots: Lots, sites: u16, drivers: Vec<SiteId>) -> World {
         let now = Time(0);
-        let mut world = World { driver: Driver::new(DriverId(0), 1, SiteId(0), spec(lots), now), now };
+        let mut world = World { driver: Driver::new(DriverId(0), 1, SiteId(0), spec(lots, sync), now), now };
         let holder = |stage, site| {
             let (peer, site) = (PeerId(stage + 3 * u32::from(site)), SiteId(site));
             let (draining, since, until) = (false, Step(0), None);
@@ -96,4 +100,45 @@ fn drivers_share_what_may_be_in_flight() {
     };
     let all = Tuning::default().depth * 6;
     assert_eq!((begun(&[0]), begun(&[0, 1])), (all, all / 2));
+}
+
+/// The lots in the order in which they were begun: eight new ones, then one that was lost in the first stage.
+fn begun_in(sync: Sync) -> Vec<u32> {
+    let lots = Lots { microbatches: 9, lots: 9 };
+    let mut world = World::with_sync(sync, lots, 1, vec![SiteId(0)]);
+    let lease = |lot: u32, held| {
+        let number = LeaseNo { term: Term(1), number: u64::from(lot) + 1 };
+        Body::Lease(Lease { number, at: LotOf { step: Step(0), lot: Lot(lot) }, held })
+    };
+    let mut sent = Vec::new();
+    for lot in 0..8 {
+        sent.extend(world.hear(Address::Coordinator, lease(lot, vec![None; 3])));
+    }
+    let held = vec![None, Some(PeerId(1)), Some(PeerId(2))];
+    sent.extend(world.hear(Address::Coordinator, lease(8, held)));
+    let mut begun = Vec::new();
+    let mut done = 0;
+    loop {
+        for body in sent.drain(..) {
+            if let Body::Begin(work, _) = body {
+                begun.push(work);
+            }
+        }
+        let Some(work) = begun.get(done).cloned() else { break };
+        let Work { lot, microbatch, lease, .. } = work;
+        let (stage, pass) = (StageId(0), Pass::Backward);
+        let news = Progress { lot, microbatch, lease, stage, pass, computed: None };
+        sent = world.hear(Address::Worker(PeerId(0)), Body::Progress(news));
+        done += 1;
+    }
+    begun.into_iter().map(|work| work.lot.0).collect()
+}
+
+#[test]
+fn what_was_lost_goes_first_in_steps_and_in_delayed_sync_after_the_rest_of_the_step() {
+    let delayed = begun_in(Sync::Delayed);
+    assert_eq!(delayed, [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    let in_steps = begun_in(Sync::Step);
+    let place = in_steps.iter().position(|lot| *lot == 8).unwrap_or(9);
+    assert!(in_steps.len() == 9 && place < 5, "{in_steps:?}");
 }

@@ -9,87 +9,95 @@ use crate::message::Source;
 use crate::rebalance::{Decision, Placed, Policy, Task, Terms, decide, swarm_rule};
 use crate::time::{Span, Time};
 
-/// Moves at a time, at the most: after the next, more is known.
+/// Moves at a time, at the most: after the next commit or death, more is known.
 const MOVES: usize = 4;
+/// Gaps between joiners that are remembered, about.
+const MOST_GAPS: u32 = 32;
 
 /// How joiners came so far.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Joiners {
     /// When the last one came.
-    last: Time,
+    last: Option<Time>,
+    gaps: u32,
     /// How long it was from one to the next, and the square of that, averaged.
     mean_s: f64,
     square_s2: f64,
 }
 
 impl Joiners {
-    /// Nobody has come yet.
-    pub fn none(now: Time) -> Joiners {
-        Joiners { last: now, mean_s: 0.0, square_s2: 0.0 }
-    }
-
     fn observe(&mut self, now: Time) {
-        let gap_s = now.since(self.last).as_s_f64();
-        // The first gap is from the start, and says nothing.
-        let weight = if self.mean_s == 0.0 { 1.0 } else { 1.0 / 32.0 };
+        let Some(last) = self.last.replace(now) else { return };
+        let gap_s = now.since(last).as_s_f64();
+        self.gaps = (self.gaps + 1).min(MOST_GAPS);
+        let weight = 1.0 / f64::from(self.gaps);
         self.mean_s += weight * (gap_s - self.mean_s);
         self.square_s2 += weight * (gap_s * gap_s - self.square_s2);
-        self.last = now;
     }
 
     /// How long it is from one to the next.
     fn every(&self) -> Span {
-        if self.mean_s == 0.0 { Span(u64::MAX) } else { Span::from_s_f64(self.mean_s) }
+        if self.gaps == 0 { Span(u64::MAX) } else { Span::from_s_f64(self.mean_s) }
     }
 
     /// When the next one is due. Joiners come in bursts, so that is longer than half a gap: who looks at any moment
     /// looks most likely into a long gap. One that is late is not taken for one that never comes until it is late by much.
     fn due(&self, now: Time) -> Span {
-        if self.mean_s == 0.0 {
-            return Span(u64::MAX);
-        }
-        let residual = Span::from_s_f64(self.square_s2 / (2.0 * self.mean_s));
-        residual.max(Span(now.since(self.last).0 / 4))
+        let Some(last) = self.last.filter(|_| self.gaps > 0) else { return Span(u64::MAX) };
+        let residual = Span::from_s_f64(self.square_s2 / (2.0 * self.mean_s.max(1e-6)));
+        residual.max(Span(now.since(last).0 / 4))
     }
 }
 
 impl Coordinator {
-    /// Called when a step was closed, and as long as somebody has gone since stages were last looked at.
-    pub(super) fn rebalance(&mut self, out: &mut Vec<Command>) {
+    /// Called when a step was closed, and when somebody has gone from a stage; whether somebody was moved.
+    pub(super) fn rebalance(&mut self, out: &mut Vec<Command>) -> bool {
+        self.uneven = false;
         if self.is_done() {
-            return;
+            return false;
         }
         let costs = self.spec.all_costs();
         match self.spec.tuning.rebalance {
-            Policy::Never => {}
-            Policy::Every(interval) if self.now.since(self.last_move) < interval => {}
+            Policy::Never => false,
+            Policy::Every(interval) if self.now.since(self.last_move) < interval => false,
             Policy::Every(_) => {
                 self.last_move = self.now;
                 let serving: Vec<Placed> =
                     self.placed().into_iter().filter(|placed| placed.settled).collect();
-                self.move_peer(swarm_rule(&serving, &costs), out);
+                self.move_peer(swarm_rule(&serving, &costs), out)
             }
-            Policy::WhenItPays(most) => {
-                let (joiner, every) = (self.joiners.due(self.now), self.joiners.every());
-                let terms = Terms { transfer: self.transfer_time(), joiner, every, most };
-                for moved in 1..=MOVES {
-                    let left = self.left();
-                    let task = Task { costs: &costs, left: &left };
-                    let decision = decide(&self.placed(), task, terms);
-                    if !self.move_peer(decision, out) {
-                        break;
-                    }
-                    self.uneven = moved == MOVES;
-                }
-            }
+            Policy::WhenItPays(most) => self.move_while_it_pays(&costs, most, out),
         }
+    }
+
+    fn move_while_it_pays(&mut self, costs: &[f64], most: Span, out: &mut Vec<Command>) -> bool {
+        let (joiner, every) = (self.joiners.due(self.now), self.joiners.every());
+        let terms = Terms { transfer: self.transfer_time(), joiner, every, most };
+        let mut placed = self.placed();
+        for of in &mut placed {
+            // A reduction would be void.
+            of.settled &= self.lives[of.stage.0 as usize].reducing.is_none();
+        }
+        let mut has_moved = false;
+        for _ in 0..MOVES {
+            let left = self.left();
+            let decision = decide(&placed, Task { costs, left: &left }, terms);
+            let Decision::Move { peer, to, .. } = decision else { break };
+            if !self.move_peer(decision, out) {
+                break;
+            }
+            for of in placed.iter_mut().filter(|of| of.peer == peer) {
+                *of = Placed { stage: to, settled: false, closes: false, holds: 0.0, closing: 0.0, ..*of };
+            }
+            has_moved = true;
+        }
+        has_moved
     }
 
     /// Somebody has gone from a stage: if the others would wait for it, it is filled up before the step is over.
     pub(super) fn rebalance_if_uneven(&mut self, out: &mut Vec<Command>) {
         let moves = matches!(self.spec.tuning.rebalance, Policy::WhenItPays(_));
-        if std::mem::take(&mut self.uneven) && moves && self.is_staffed {
-            self.rebalance(out);
+        if self.uneven && moves && self.is_staffed && self.rebalance(out) {
             self.new_view(out);
         }
     }
@@ -127,10 +135,11 @@ impl Coordinator {
         let staying = self.members.iter().filter(|(_, member)| !member.draining);
         let placed = staying.filter_map(|(&peer, member)| {
             let (stage, speed) = (member.stage?, member.capability.speed);
-            let reduces = self.lives[stage.0 as usize].reducing.is_some();
-            let settled = member.is_whole() && !savers.contains(&peer) && !reduces;
+            let closes = member.is_active() && member.since() <= self.book.step;
+            // Who came in the middle of the step is no substitute for who has the weights that it is computed with.
+            let settled = member.is_whole() && closes && !savers.contains(&peer);
             let (holds, closing) = holds.get(&peer).copied().unwrap_or_default();
-            Some(Placed { peer, stage, speed, settled, holds, closing })
+            Some(Placed { peer, stage, speed, settled, holds, closing, closes })
         });
         placed.collect()
     }
@@ -154,11 +163,12 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_joiner_waits_most_likely_in_a_long_gap() {
-        let mut joiners = Joiners::none(Time(0));
+        let mut joiners = Joiners::default();
         assert_eq!(joiners.due(Time(0)), Span(u64::MAX));
         let mut now = Time(0);
-        for burst in 1..=100 {
-            now = Time(0) + Span::s(40 * burst);
+        for burst in 0..10 {
+            // However long the first ones were awaited.
+            now = Time(0) + Span::s(4000 + 40 * burst);
             (0..4).for_each(|_| joiners.observe(now));
         }
         // Four at a time, every forty seconds: one in ten on average, but the next ones are due in twenty.

@@ -70,12 +70,20 @@ impl Queue {
     /// A lot has no route (any more).
     pub(super) fn begin_again(&mut self, at: LotOf, is_redo: bool) {
         self.routed.remove(&at);
-        if is_redo { self.again.insert(at) } else { self.free.insert(at) };
+        if is_redo {
+            self.again.insert(at)
+        } else {
+            self.free.insert(at)
+        };
     }
 
     /// A lot has something to send.
     pub(super) fn send_again(&mut self, at: LotOf, is_redo: bool) {
-        if is_redo { self.again.insert(at) } else { self.routed.insert(at) };
+        if is_redo {
+            self.again.insert(at)
+        } else {
+            self.routed.insert(at)
+        };
     }
 
     /// A lot has nothing to send for now.
@@ -182,7 +190,7 @@ impl Queue {
 }
 
 impl Driver {
-    /// Sends what may be sent, as long as there is room in flight: first what was lost, then what is new.
+    /// Sends what may be sent, as long as there is room in flight: first what was lost, if it is time, then what is new.
     pub(super) fn launch(&mut self, out: &mut Vec<Command>) {
         if self.wirings.iter().any(Wiring::is_empty) {
             return;
@@ -198,20 +206,27 @@ impl Driver {
         }
     }
 
+    /// In `delayed` sync what is done again does not wait for those that go all the way: it costs one stage's time.
     fn has_room(&self, is_redo: bool) -> bool {
-        let flying = if is_redo { self.flying.again } else { self.flying.first };
+        let flying = match (self.spec.sync, is_redo) {
+            (Sync::Step, _) => self.flying.all(),
+            (Sync::Delayed, true) => self.flying.again,
+            (Sync::Delayed, false) => self.flying.first,
+        };
         flying < self.room && self.flying.all() < self.spec.tuning.in_flight
     }
 
     /// Whether what was lost is to be done now. While a stage does something again, all others wait for it. So in
-    /// `delayed` sync that is put off until the rest of the step is on its way: then they do it at the same time.
+    /// `delayed` sync that is put off until the rest of the step is on its way: then they do it at the same time. Unless
+    /// nothing is on its way: it may be this that keeps a peer from taking more.
     fn is_time_to_do_again(&self) -> bool {
         let Some(again) = self.queue.again.first() else { return false };
-        self.spec.sync == Sync::Step || self.queue.step().is_none_or(|fresh| fresh > again.step)
+        let is_rest_under_way = || self.queue.step().is_none_or(|fresh| fresh > again.step);
+        self.spec.sync == Sync::Step || self.flying.first == 0 || is_rest_under_way()
     }
 
-    /// The next lot that was lost somewhere, with a route. It waits for nobody: of those who have it already it takes no
-    /// time, and a closing step waits for the others.
+    /// The next lot that was lost somewhere, with a route, if anybody can take it; as long as nothing is in flight, the
+    /// one who can take it least badly.
     fn next_again(&mut self) -> Option<LotOf> {
         while let Some(at) = self.queue.again.pop_first() {
             let Some(run) = self.lots.get(&at) else { continue };
@@ -219,7 +234,8 @@ impl Driver {
                 let (stage, step, size) = (StageId(0), at.step, self.size(at));
                 let is_urgent = self.is_urgent(at);
                 let search = Search { stage, step, size, near: &[], not: None, is_urgent };
-                let Some(first) = self.choose(search) else {
+                let least_bad = || self.choose(search).filter(|_| self.flying.all() == 0);
+                let Some(first) = self.choose_fit(search).or_else(least_bad) else {
                     self.queue.begin_again(at, true);
                     return None;
                 };
@@ -264,7 +280,7 @@ impl Driver {
                 return None;
             };
             let at = self.next_lot_for(first)?;
-            if self.lots.get(&at).is_some_and(|run| run.route.is_empty()) {
+            if self.lots.get(&at).is_some_and(|run| run.route.is_empty() && !run.is_redo()) {
                 self.begin_route(at, first);
                 return Some(at);
             }

@@ -106,13 +106,7 @@ impl LotRun {
 
     /// Another peer takes over a stage. If its gradients are wanted, the lot is done again from its start there,
     /// so every microbatch goes through once more; the other stages fold only what they have not folded.
-    pub fn reroute(
-        &mut self,
-        stage: StageId,
-        peer: PeerId,
-        all: std::ops::Range<u32>,
-        is_urgent: bool,
-    ) {
+    pub fn reroute(&mut self, stage: StageId, peer: PeerId, all: std::ops::Range<u32>, is_urgent: bool) {
         self.attempt.0 += 1;
         self.retries += 1;
         let grant = self.wants(stage).then_some(self.attempt);

@@ -50,7 +50,8 @@ impl Driver {
             let before = run.route.last().map(|hop| hop.peer);
             let near = before.as_slice();
             let held = run.lease.held[stage.0 as usize].filter(|peer| wiring.has(*peer));
-            let search = Search { stage, step: at.step, size, near, not: None, is_urgent: self.is_urgent(at) };
+            let search =
+                Search { stage, step: at.step, size, near, not: None, is_urgent: self.is_urgent(at) };
             let chosen = held.or_else(|| self.choose_near(at, search)).or_else(|| self.choose(search));
             let Some(peer) = chosen else { return false };
             let peer = held.unwrap_or_else(|| self.who_does_again(stage, at, near, peer));
@@ -74,7 +75,7 @@ impl Driver {
         self.queue.redo(at.step, stage, same.unwrap_or(new))
     }
 
-    /// Whether a lot is done again for a step that is about to be closed, while the next one is under way: workers then
+    /// Whether a lot is done again for a step that is about to be closed: as soon as the next one is under way, workers
     /// do it first.
     pub(super) fn is_urgent(&self, at: LotOf) -> bool {
         let again = || self.lots.get(&at).is_some_and(LotRun::is_redo);
@@ -222,7 +223,7 @@ impl Driver {
     }
 
     /// The same, among those only that have room for it, stay, and can be reached.
-    fn choose_fit(&self, search: Search<'_>) -> Option<PeerId> {
+    pub(super) fn choose_fit(&self, search: Search<'_>) -> Option<PeerId> {
         let Search { stage, step, size, near, not, is_urgent } = search;
         let (cost, wiring) = (self.costs(stage, near), &self.wirings[stage.0 as usize]);
         let extra = |peer, about: About| {
@@ -230,7 +231,7 @@ impl Driver {
             (fit && self.is_reachable(stage, peer, near)).then(|| cost(about.site))
         };
         if is_urgent {
-            return wiring.choose_urgent(extra);
+            return wiring.choose_urgent(size, extra);
         }
         wiring.choose(size, self.aim(), extra).map(|choice| choice.peer)
     }

@@ -371,6 +371,35 @@ mod tests {
     }
 
     #[test]
+    fn tiles_of_all_sizes_have_the_bits_of_rows_by_themselves() {
+        for isa in Isa::available() {
+            let shop = Workshop { isa, heap: Heap::new() };
+            for (columns, depth) in
+                [(1, 1), (15, 2), (16, 259), (17, 6), (31, 3), (33, 258), (48, 4), (80, 7), (545, 5)]
+            {
+                for rows in [2, 5, 6, 7, 11, 12, 13, 18, 23, 24, 25, 37] {
+                    let left = numbers(1, rows * depth);
+                    let turned: Vec<f32> =
+                        (0..rows * depth).map(|i| left[i % rows * depth + i / rows]).collect();
+                    let right = numbers(2, depth * columns);
+                    let b = Matrix::of_rows(&right, columns);
+                    let before = numbers(3, rows * columns);
+                    let [mut one, mut all, mut all_turned] = [before.clone(), before.clone(), before];
+                    for (row, to) in one.chunks_exact_mut(columns).enumerate() {
+                        let a = Matrix::of_rows(&left[row * depth..], depth);
+                        shop.product(to, columns, a, b, depth, Start::Present, |_, _| {});
+                    }
+                    let a = Matrix::of_rows(&left, depth);
+                    shop.product(&mut all, columns, a, b, depth, Start::Present, |_, _| {});
+                    let a = Matrix::of_rows(&turned, rows).transposed();
+                    shop.product(&mut all_turned, columns, a, b, depth, Start::Present, |_, _| {});
+                    assert!(one == all && one == all_turned, "{}: {rows}, {depth}, {columns}", isa.name());
+                }
+            }
+        }
+    }
+
+    #[test]
     fn what_is_packed_in_several_passes_is_the_product_too() {
         let (rows, columns, depth) = (7, 4100, 600);
         assert!(packed(columns) < depth * columns);

@@ -240,7 +240,8 @@ macro_rules! whole {
 }
 
 impl Lanes for Avx512 {
-    // 24 registers of sums, two of the right side, the rest for the left side. (6 × 1 waits for its own sums: 20 % less.)
+    // 24 registers of sums, two of the right side, the rest for the left side. Six rows alone wait for their own sums:
+    // 114 of 150 GFLOP/s.
     const TILE: [usize; 2] = [12, 2];
 
     #[inline(always)]

@@ -1,5 +1,6 @@
 //! `cargo xtask cross`: what cannot be seen on this machine's processor and system. The kernels for aarch64 run under
-//! an emulator. Not a part of the gate: it takes a compiler of its own, and ten minutes.
+//! an emulator; the program is checked for Windows, neither linked nor run. Not a part of the gate: it takes compilers
+//! of its own, and a quarter of an hour.
 
 use std::ffi::OsString;
 use std::fs;
@@ -7,17 +8,45 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 
 use xtask::tool::{ensure, program, root, run as run_tool, tool, works};
 
 /// The tests of everything that is written for one instruction set, and of the bits that it promises.
 const TESTS: [&str; 3] = ["engines", "golden", "same_bits"];
 const TARGET: &str = "aarch64-unknown-linux-gnu";
+const WINDOWS: &str = "x86_64-pc-windows-gnu";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
 /// Where Debian puts the target's libraries.
 const LIBRARIES: &str = "/usr/aarch64-linux-gnu";
 
-pub fn run() -> Result<()> {
+#[derive(clap::Args)]
+pub struct Arguments {
+    /// Check this alone
+    #[arg(long, value_name = "WHAT")]
+    only: Option<What>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// The kernels' tests, under an emulator
+    Aarch64,
+    /// The whole program; it is neither linked nor run
+    Windows,
+}
+
+pub fn run(arguments: &Arguments) -> Result<()> {
+    let what = match &arguments.only {
+        Some(what) => std::slice::from_ref(what),
+        None => What::value_variants(),
+    };
+    what.iter().try_for_each(|what| match what {
+        What::Aarch64 => aarch64(),
+        What::Windows => windows(),
+    })
+}
+
+fn aarch64() -> Result<()> {
     let compiler = Compiler::find()?;
     let install = "apt-get install --yes --no-install-recommends gcc-aarch64-linux-gnu libc6-dev-arm64-cross";
     ensure("a linker for aarch64", &format!("{LINKER} --version"), install)?;
@@ -30,6 +59,14 @@ pub fn run() -> Result<()> {
     test.env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER", format!("qemu-aarch64 -L {LIBRARIES}"));
     compiler.set(&mut test);
     run_tool(&mut test)
+}
+
+/// C in dependencies needs Windows's compiler, which Debian has; the standard library is rustup's.
+fn windows() -> Result<()> {
+    let install = "apt-get install --yes --no-install-recommends gcc-mingw-w64-x86-64-posix";
+    ensure("a C compiler for Windows", "x86_64-w64-mingw32-gcc --version", install)?;
+    run_tool(tool("rustup target add").arg(WINDOWS))?;
+    run_tool(tool("cargo check --locked --package starling --target-dir target/cross --target").arg(WINDOWS))
 }
 
 /// A compiler that has the standard library for the target.

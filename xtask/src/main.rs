@@ -39,8 +39,8 @@ enum Command {
     },
     /// Let real processes be killed, stopped and cut off for hours, and compare every step with one process
     Soak(soak::Arguments),
-    /// Test the kernels for aarch64 under an emulator
-    Cross,
+    /// Test the kernels for aarch64 under an emulator, and check the program for Windows
+    Cross(cross::Arguments),
     /// Run the fuzz targets of `fuzz/` for a while (nightly toolchain)
     Fuzz(fuzz::Arguments),
 }
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
         Command::Fix => fix::run(),
         Command::Bench { arguments } => run(tool(BENCH).args(arguments)),
         Command::Soak(arguments) => soak::run(&arguments),
-        Command::Cross => cross::run(),
+        Command::Cross(arguments) => cross::run(&arguments),
         Command::Fuzz(arguments) => fuzz::run(&arguments),
     };
     xtask::exit(outcome)

@@ -141,65 +141,104 @@ fn scores<V: Lanes>(
     width: usize,
     out: &mut Block,
 ) {
-    for panel in 0..keys.len().div_ceil(LANES) {
-        let first = panel * LANES;
-        let panel = &panels[(keys.start + first) * width..][..LANES * width];
-        for top in (0..queries.len()).step_by(TALL) {
-            let sliver = &slivers[(queries.start + top) * width..][..TALL * width];
-            let sums: [V; TALL] = super::product::tile(sliver, panel);
-            for (row, sum) in sums.into_iter().enumerate() {
-                if let Some(to) = out[top + row][first..].first_chunk_mut() {
-                    sum.store(to);
-                }
+    let slivers = &slivers[queries.start * width..];
+    let panels = &panels[keys.start * width..];
+    let count = keys.len().div_ceil(LANES);
+    for top in (0..queries.len()).step_by(TALL) {
+        let sliver = &slivers[top * width..];
+        if V::TILE[1] > 1 && count == 3 {
+            score_tile::<V, 3>(sliver, panels, width, top, 0, out);
+        } else {
+            for panel in 0..count {
+                score_tile::<V, 1>(sliver, &panels[panel * LANES * width..], width, top, panel * LANES, out);
             }
         }
     }
 }
 
-/// Six rows by sixteen columns of `block·panel`, from row `top` of the block on.
 #[inline(always)]
-fn rows_tile<V: Lanes>(block: &Block, top: usize, panel: &[f32]) -> [V; TALL] {
-    let mut sums = [V::zero(); TALL];
-    let Some(rows) = block[top..].first_chunk::<TALL>() else { return sums };
-    let Some(panel) = panel.as_chunks::<LANES>().0.first_chunk::<BLOCK>() else { return sums };
-    if V::TILE == TALL {
-        for k in 0..BLOCK {
-            let right = V::load(&panel[k]);
-            for row in 0..TALL {
-                sums[row] = V::splat(rows[row][k]).mul_add(right, sums[row]);
+fn score_tile<V: Lanes, const PANELS: usize>(
+    sliver: &[f32],
+    panels: &[f32],
+    width: usize,
+    top: usize,
+    left: usize,
+    out: &mut Block,
+) {
+    let [sums]: [[[V; PANELS]; TALL]; 1] = super::product::tile(sliver, panels, width);
+    for row in 0..TALL {
+        for panel in 0..PANELS {
+            if let Some(to) = out[top + row][left + panel * LANES..].first_chunk_mut() {
+                sums[row][panel].store(to);
             }
         }
-    } else {
+    }
+}
+
+/// `out += block·panels`: rows of `out` for rows of the block, panels of 48 positions for its columns.
+#[inline(always)]
+fn add_rows<V: Lanes>(block: &Block, panels: &[f32], out: &mut [f32], width: usize) {
+    add_product::<V, false>(block, BLOCK, panels, out, width);
+}
+
+/// `out += blockᵀ·panels`, over the block's first `depth` rows: rows of `out` for its columns.
+#[inline(always)]
+fn add_columns<V: Lanes>(block: &Block, depth: usize, panels: &[f32], out: &mut [f32], width: usize) {
+    add_product::<V, true>(block, depth, panels, out, width);
+}
+
+#[inline(always)]
+fn add_product<V: Lanes, const TURNED: bool>(
+    block: &Block,
+    depth: usize,
+    panels: &[f32],
+    out: &mut [f32],
+    width: usize,
+) {
+    let count = width.div_ceil(LANES);
+    let mut panel = 0;
+    while panel < count {
+        let panels = &panels[panel * BLOCK * LANES..];
+        let at_once = if V::TILE[1] > 1 && panel + 2 <= count { 2 } else { 1 };
+        for top in (0..out.len() / width).step_by(TALL) {
+            if at_once == 2 {
+                add_tile::<V, TURNED, 2>(block, depth, top, panels, out, width, panel * LANES);
+            } else {
+                add_tile::<V, TURNED, 1>(block, depth, top, panels, out, width, panel * LANES);
+            }
+        }
+        panel += at_once;
+    }
+}
+
+/// Adds six rows and some panels of a product, as far as `out` has rows and columns.
+#[inline(always)]
+fn add_tile<V: Lanes, const TURNED: bool, const PANELS: usize>(
+    block: &Block,
+    depth: usize,
+    top: usize,
+    panels: &[f32],
+    out: &mut [f32],
+    width: usize,
+    left: usize,
+) {
+    let mut sums = [[V::zero(); PANELS]; TALL];
+    let panels: [&[[f32; LANES]]; PANELS] =
+        std::array::from_fn(|i| panels[i * BLOCK * LANES..][..depth * LANES].as_chunks().0);
+    let rows: &[[f32; BLOCK]] = if TURNED { &block[..depth] } else { &block[top..top + TALL] };
+    for k in 0..depth.min(BLOCK) {
         for row in 0..TALL {
-            for k in 0..BLOCK {
-                sums[row] = V::splat(rows[row][k]).mul_add(V::load(&panel[k]), sums[row]);
+            let left = V::splat(if TURNED { rows[k][top + row] } else { rows[row][k] });
+            for panel in 0..PANELS {
+                sums[row][panel] = left.mul_add(V::load(&panels[panel][k]), sums[row][panel]);
             }
         }
     }
-    sums
-}
-
-/// Six rows by sixteen columns of `blockᵀ·panel`, from column `left` of the block on, over its first `depth` rows.
-#[inline(always)]
-fn columns_tile<V: Lanes>(block: &Block, left: usize, depth: usize, panel: &[f32]) -> [V; TALL] {
-    let mut sums = [V::zero(); TALL];
-    for (row, right) in block[..depth].iter().zip(panel.as_chunks::<LANES>().0) {
-        let Some(row) = row[left..].first_chunk::<TALL>() else { return sums };
-        let right = V::load(right);
-        for i in 0..TALL {
-            sums[i] = V::splat(row[i]).mul_add(right, sums[i]);
+    for row in 0..TALL.min(out.len() / width - top) {
+        let to = &mut out[(top + row) * width..][..width][left..];
+        for (panel, to) in to.chunks_mut(LANES).enumerate().take(PANELS) {
+            V::load_some(to, 0.0).add(sums[row][panel]).store_some(to);
         }
-    }
-    sums
-}
-
-/// Adds a tile to `out`, rows of `width`, at row `top` and column `left`, as far as there are rows and columns.
-#[inline(always)]
-fn add_tile<V: Lanes>(out: &mut [f32], width: usize, top: usize, left: usize, sums: [V; TALL]) {
-    for (out, sum) in out.chunks_exact_mut(width).skip(top).zip(sums) {
-        let end = width.min(left + LANES);
-        let to = &mut out[left..end];
-        V::load_some(to, 0.0).add(sum).store_some(to);
     }
 }
 

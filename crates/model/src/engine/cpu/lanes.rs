@@ -21,13 +21,25 @@ pub use self::plain::Plain as Baseline;
 #[cfg(target_arch = "x86_64")]
 pub use self::x86::Sse2 as Baseline;
 
+/// Rows for columns.
+#[cfg(target_arch = "x86_64")]
+pub use self::x86::transpose;
+
+/// Rows for columns.
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+pub fn transpose(rows: [[f32; 4]; 4]) -> [[f32; 4]; 4] {
+    let [a, b, c, d] = rows;
+    [[a[0], b[0], c[0], d[0]], [a[1], b[1], c[1], d[1]], [a[2], b[2], c[2], d[2]], [a[3], b[3], c[3], d[3]]]
+}
+
 /// How many.
 pub const LANES: usize = 16;
 
 /// Sixteen f32.
 pub trait Lanes: Copy {
-    /// Rows of a product's tile that are computed at a time, 6 or 2: as many as the registers hold.
-    const TILE: usize;
+    /// Rows and vectors of a product's tile: as many as the registers hold. 2 × 1, 6 × 1 or 12 × 2.
+    const TILE: [usize; 2];
 
     /// The same number in every lane.
     fn splat(x: f32) -> Self;
@@ -52,9 +64,9 @@ pub trait Lanes: Copy {
     /// 2ⁿ from 1.5·2²³ + n, for whole −127 < n < 128: the number's low bits become the exponent.
     fn power_of_two(self) -> Self;
 
-    /// Says that what stands there is about to be needed; nothing waits for it.
+    /// Says that what stands at this place, which may lie behind the end, is about to be needed; nothing waits for it.
     #[inline(always)]
-    fn prefetch(_from: &[f32]) {}
+    fn prefetch(_from: &[f32], _at: usize) {}
 
     /// All zeros.
     #[inline(always)]

@@ -27,7 +27,11 @@ impl Kernel for Multiply {
 
     #[inline(always)]
     fn run<V: Lanes>(self) -> usize {
-        if V::TILE == 6 { turns::<V, 6>(self.0) } else { turns::<V, 2>(self.0) }
+        match V::TILE {
+            [12, 2] => turns::<V, 24>(self.0),
+            [6, 1] => turns::<V, 6>(self.0),
+            _ => turns::<V, 2>(self.0),
+        }
     }
 }
 

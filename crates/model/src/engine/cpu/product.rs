@@ -15,7 +15,7 @@ use rayon::prelude::*;
 use super::Buffer;
 use super::heap::Heap;
 use super::isa::{Isa, Kernel};
-use super::lanes::{LANES, Lanes};
+use super::lanes::{self, LANES, Lanes};
 use super::one_row;
 
 /// Products that are summed up before they are added to the result. A panel of this depth takes half of a 32 KiB cache.
@@ -29,6 +29,9 @@ const TASK: usize = 192;
 const PACKED: usize = 1 << 20;
 /// Elements of the left side that one task packs at a time.
 pub const SLIVERS: usize = TASK * DEPTH;
+
+/// How many steps of the innermost loop a panel is fetched ahead.
+const AHEAD: usize = 16;
 
 /// A matrix in memory: element (i, j) is `data[i·down + j·right]`.
 #[derive(Clone, Copy)]
@@ -146,11 +149,12 @@ pub fn packed(columns: usize) -> usize {
 fn task_rows(rows: usize) -> usize {
     let threads = rayon::current_num_threads();
     let tasks = threads * rows.div_ceil(threads * TASK);
-    rows.div_ceil(tasks).next_multiple_of(TALL)
+    rows.div_ceil(tasks).next_multiple_of(2 * TALL)
 }
 
 /// Packs `rows` of a matrix, `deep` columns of each, `W` rows at a time: column after column, `W` numbers each.
 pub fn pack<const W: usize>(packed: &mut [f32], from: Matrix<'_>, rows: std::ops::Range<usize>, deep: usize) {
+    const { assert!(W.is_multiple_of(2), "rows are packed four and two at a time") };
     for (number, packed) in packed.chunks_exact_mut(W * deep).enumerate() {
         let first = rows.start + number * W;
         if first >= rows.end {
@@ -173,17 +177,40 @@ pub fn pack<const W: usize>(packed: &mut [f32], from: Matrix<'_>, rows: std::ops
             if count < W {
                 packed.fill([0.0; W]);
             }
-            for i in 0..count {
-                let row = &data[i * from.down..];
-                if from.right == 1 {
-                    packed.iter_mut().zip(&row[..deep]).for_each(|(group, &x)| group[i] = x);
-                } else {
-                    packed[..deep]
-                        .iter_mut()
-                        .enumerate()
-                        .for_each(|(k, group)| group[i] = row[k * from.right]);
+            let mut done = 0;
+            if count == W && from.right == 1 {
+                done = deep / 4 * 4;
+                for first in (0..W / 4 * 4).step_by(4) {
+                    transpose::<W, 4>(packed, data, from.down, first, deep);
+                }
+                if W % 4 == 2 {
+                    transpose::<W, 2>(packed, data, from.down, W - 2, deep);
                 }
             }
+            for i in 0..count {
+                for k in done..deep {
+                    packed[k][i] = data[i * from.down + k * from.right];
+                }
+            }
+        }
+    }
+}
+
+/// Packs `COUNT` rows, from row `first` on, four columns at a time as far as those go.
+#[inline(always)]
+fn transpose<const W: usize, const COUNT: usize>(
+    packed: &mut [[f32; W]],
+    rows: &[f32],
+    down: usize,
+    first: usize,
+    deep: usize,
+) {
+    let row = |i: usize| rows[(first + i % COUNT) * down..][..deep].as_chunks::<4>().0;
+    let (a, b, c, d) = (row(0), row(1), row(2), row(3));
+    let fours = a.iter().zip(b).zip(c.iter().zip(d));
+    for (to, ((a, b), (c, d))) in packed.as_chunks_mut::<4>().0.iter_mut().zip(fours) {
+        for (to, column) in to.iter_mut().zip(lanes::transpose([*a, *b, *c, *d])) {
+            to[first..first + COUNT].copy_from_slice(&column[..COUNT]);
         }
     }
 }
@@ -202,57 +229,115 @@ impl Kernel for Tiles<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<V: Lanes>(self) {
-        let Tiles { slivers, panels, deep, out, columns, start } = self;
-        let rows = out.len() / columns;
-        for panel in 0..columns.div_ceil(LANES) {
-            let first = panel * LANES;
-            let width = LANES.min(columns - first);
-            let panel = &panels[panel * deep * LANES..][..deep * LANES];
-            let row_start = match start {
-                Start::Row(row) => V::load_some(&row[first..columns], 0.0),
-                Start::Zero | Start::Present => V::zero(),
-            };
-            for sliver in 0..rows.div_ceil(TALL) {
-                let top = sliver * TALL;
-                // The result is too large for the cache; its rows arrive while their tile is computed.
-                for row in top..rows.min(top + TALL) {
-                    V::prefetch(&out[row * columns + first..]);
+    fn run<V: Lanes>(mut self) {
+        // A large tile's panels take all of a first-level cache, so there its slivers stay in it, and the panels in the second.
+        if V::TILE == [2 * TALL, 2] { self.tiles::<V, 2, 2, 16>() } else { self.tiles::<V, 1, 1, 1>() }
+    }
+}
+
+impl Tiles<'_> {
+    /// All tiles, of so many slivers and panels each; where fewer are left, one by one. All slivers meet the panels of a chunk
+    /// before the next chunk's turn comes.
+    #[inline(always)]
+    fn tiles<V: Lanes, const SLIVERS: usize, const PANELS: usize, const CHUNK: usize>(&mut self) {
+        let slivers = (self.out.len() / self.columns).div_ceil(TALL);
+        let panels = self.columns.div_ceil(LANES);
+        for chunk in (0..panels).step_by(CHUNK) {
+            let panels = panels.min(chunk + CHUNK);
+            for sliver in (0..slivers).step_by(SLIVERS) {
+                for panel in (chunk..panels).step_by(PANELS) {
+                    if sliver + SLIVERS <= slivers && panel + PANELS <= panels {
+                        self.tile::<V, SLIVERS, PANELS>(sliver, panel);
+                        continue;
+                    }
+                    for panel in panel..panels.min(panel + PANELS) {
+                        for sliver in sliver..slivers.min(sliver + SLIVERS) {
+                            self.tile::<V, 1, 1>(sliver, panel);
+                        }
+                    }
                 }
-                let sums: [V; TALL] = tile(&slivers[sliver * deep * TALL..][..deep * TALL], panel);
-                for (row, sum) in sums.into_iter().enumerate().take(rows - top) {
-                    let to = &mut out[(top + row) * columns + first..][..width];
-                    let before =
-                        if matches!(start, Start::Present) { V::load_some(to, 0.0) } else { row_start };
-                    before.add(sum).store_some(to);
-                }
+            }
+        }
+    }
+
+    /// The tile of some slivers and panels, from these on.
+    #[inline(always)]
+    fn tile<V: Lanes, const SLIVERS: usize, const PANELS: usize>(&mut self, sliver: usize, panel: usize) {
+        let Tiles { deep, columns, start, .. } = *self;
+        let (top, left) = (sliver * TALL, panel * LANES);
+        let bottom = (self.out.len() / columns).min(top + SLIVERS * TALL);
+        let right = columns.min(left + PANELS * LANES);
+        // The result is too large for the cache; its rows arrive while their tile is computed.
+        for row in top..bottom {
+            for panel in 0..PANELS {
+                V::prefetch(self.out, row * columns + left + panel * LANES);
+            }
+        }
+        let (slivers, panels) = (&self.slivers[top * deep..], &self.panels[left * deep..]);
+        let sums: [[[V; PANELS]; TALL]; SLIVERS] = tile(slivers, panels, deep);
+        for (row, sums) in (top..bottom).zip(sums.as_flattened()) {
+            let to = &mut self.out[row * columns + left..row * columns + right];
+            for (panel, to) in to.chunks_mut(LANES).enumerate().take(PANELS) {
+                let before = match start {
+                    Start::Zero => V::zero(),
+                    Start::Row(row) => V::load_some(&row[left + panel * LANES..right], 0.0),
+                    Start::Present => V::load_some(to, 0.0),
+                };
+                before.add(sums[panel]).store_some(to);
             }
         }
     }
 }
 
-/// Six rows by sixteen columns of a product, from a packed sliver and a packed panel.
+/// Products of packed slivers and panels, `deep` each: six rows of each sliver, sixteen columns of each panel.
 #[inline(always)]
-pub fn tile<V: Lanes>(sliver: &[f32], panel: &[f32]) -> [V; TALL] {
-    if V::TILE == TALL {
-        return part::<V, TALL, 0>(sliver, panel);
-    }
-    let [[a, b], [c, d], [e, f]] =
-        [part::<V, 2, 0>(sliver, panel), part::<V, 2, 2>(sliver, panel), part::<V, 2, 4>(sliver, panel)];
-    [a, b, c, d, e, f]
-}
-
-/// `ROWS` rows of a tile, from row `FIRST` on.
-#[inline(always)]
-fn part<V: Lanes, const ROWS: usize, const FIRST: usize>(sliver: &[f32], panel: &[f32]) -> [V; ROWS] {
-    let mut sums = [V::zero(); ROWS];
-    for (left, right) in sliver.as_chunks::<TALL>().0.iter().zip(panel.as_chunks::<LANES>().0) {
-        let right = V::load(right);
-        for row in 0..ROWS {
-            sums[row] = V::splat(left[FIRST + row]).mul_add(right, sums[row]);
-        }
+pub fn tile<V: Lanes, const SLIVERS: usize, const PANELS: usize>(
+    slivers: &[f32],
+    panels: &[f32],
+    deep: usize,
+) -> [[[V; PANELS]; TALL]; SLIVERS] {
+    let mut sums = [[[V::zero(); PANELS]; TALL]; SLIVERS];
+    if V::TILE[0] < TALL {
+        add_part::<V, SLIVERS, PANELS, 0, 2>(&mut sums, slivers, panels, deep);
+        add_part::<V, SLIVERS, PANELS, 2, 4>(&mut sums, slivers, panels, deep);
+        add_part::<V, SLIVERS, PANELS, 4, 6>(&mut sums, slivers, panels, deep);
+    } else {
+        add_part::<V, SLIVERS, PANELS, 0, TALL>(&mut sums, slivers, panels, deep);
     }
     sums
+}
+
+/// Rows `FIRST..END` of each sliver.
+#[inline(always)]
+fn add_part<V: Lanes, const SLIVERS: usize, const PANELS: usize, const FIRST: usize, const END: usize>(
+    to: &mut [[[V; PANELS]; TALL]; SLIVERS],
+    slivers: &[f32],
+    panels: &[f32],
+    deep: usize,
+) {
+    let slivers: [&[[f32; TALL]]; SLIVERS] =
+        std::array::from_fn(|i| slivers[i * deep * TALL..][..deep * TALL].as_chunks().0);
+    let panels: [&[[f32; LANES]]; PANELS] =
+        std::array::from_fn(|i| panels[i * deep * LANES..][..deep * LANES].as_chunks().0);
+    let mut sums = *to;
+    for k in 0..deep {
+        let mut right = [V::zero(); PANELS];
+        for panel in 0..PANELS {
+            right[panel] = V::load(&panels[panel][k]);
+            if PANELS > 1 {
+                V::prefetch(panels[panel].as_flattened(), (k + AHEAD) * LANES);
+            }
+        }
+        for sliver in 0..SLIVERS {
+            for row in FIRST..END {
+                let left = V::splat(slivers[sliver][k][row]);
+                for panel in 0..PANELS {
+                    sums[sliver][row][panel] = left.mul_add(right[panel], sums[sliver][row][panel]);
+                }
+            }
+        }
+    }
+    *to = sums;
 }
 
 #[cfg(test)]
@@ -282,6 +367,35 @@ mod tests {
             let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
             let (all, one) = (product(&left, rows), product(&left[5 * depth..6 * depth], 1));
             assert!(bits(&all[5 * columns..6 * columns]) == bits(&one), "{}", isa.name());
+        }
+    }
+
+    #[test]
+    fn tiles_of_all_sizes_have_the_bits_of_rows_by_themselves() {
+        for isa in Isa::available() {
+            let shop = Workshop { isa, heap: Heap::new() };
+            for (columns, depth) in
+                [(1, 1), (15, 2), (16, 259), (17, 6), (31, 3), (33, 258), (48, 4), (80, 7), (545, 5)]
+            {
+                for rows in [2, 5, 6, 7, 11, 12, 13, 18, 23, 24, 25, 37] {
+                    let left = numbers(1, rows * depth);
+                    let turned: Vec<f32> =
+                        (0..rows * depth).map(|i| left[i % rows * depth + i / rows]).collect();
+                    let right = numbers(2, depth * columns);
+                    let b = Matrix::of_rows(&right, columns);
+                    let before = numbers(3, rows * columns);
+                    let [mut one, mut all, mut all_turned] = [before.clone(), before.clone(), before];
+                    for (row, to) in one.chunks_exact_mut(columns).enumerate() {
+                        let a = Matrix::of_rows(&left[row * depth..], depth);
+                        shop.product(to, columns, a, b, depth, Start::Present, |_, _| {});
+                    }
+                    let a = Matrix::of_rows(&left, depth);
+                    shop.product(&mut all, columns, a, b, depth, Start::Present, |_, _| {});
+                    let a = Matrix::of_rows(&turned, rows).transposed();
+                    shop.product(&mut all_turned, columns, a, b, depth, Start::Present, |_, _| {});
+                    assert!(one == all && one == all_turned, "{}: {rows}, {depth}, {columns}", isa.name());
+                }
+            }
         }
     }
 

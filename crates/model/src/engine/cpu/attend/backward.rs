@@ -1,13 +1,13 @@
 //! Backward through one head: probabilities are made again from scores and log-sum-exp.
 
 use super::{
-    BLOCK, Block, Head, Sizes, add_tile, all_seen, columns_tile, pack_blocks, pack_panels, pack_slivers,
-    rows_tile, scores, seen, store_row,
+    BLOCK, Block, Head, Sizes, add_columns, add_rows, all_seen, pack_blocks, pack_panels, pack_slivers,
+    scores, seen, store_row,
 };
 use crate::engine::cpu::isa::Kernel;
 use crate::engine::cpu::lanes::{LANES, Lanes};
 use crate::engine::cpu::maths::exp;
-use crate::engine::cpu::product::{Matrix, TALL};
+use crate::engine::cpu::product::Matrix;
 
 /// Writes one head's gradients of queries, keys and values, `[3, t, w]`.
 pub struct Backward<'a> {
@@ -141,30 +141,18 @@ fn block_pair<V: Lanes>(
         store_row(kept, &mut weights[row]);
         store_row(d_row, &mut d_scores[row]);
     }
-    let block = |blocks: &'_ [f32], number: usize, panel: usize| -> std::ops::Range<usize> {
-        let size = BLOCK * LANES;
-        let start = (number * panels + panel) * size;
-        debug_assert!(start + size <= blocks.len());
-        start..start + size
-    };
     let (d_queries, rest) = d_parts.split_at_mut(columns * width);
     let (d_keys, d_values) = rest.split_at_mut(columns * width);
     let d_queries = &mut d_queries[queries.start * width..queries.end * width];
     let d_keys = &mut d_keys[keys.start * width..keys.end * width];
     let d_values = &mut d_values[keys.start * width..keys.end * width];
-    for panel in 0..panels {
-        let left = panel * LANES;
-        let of_keys = &packed.key_blocks[block(packed.key_blocks, key_block, panel)];
-        for top in (0..queries.len()).step_by(TALL) {
-            add_tile::<V>(d_queries, width, top, left, rows_tile(&d_scores, top, of_keys));
-        }
-        let of_queries = &packed.query_blocks[block(packed.query_blocks, query_block, panel)];
-        let of_d_outs = &packed.d_out_blocks[block(packed.d_out_blocks, query_block, panel)];
-        for top in (0..keys.len()).step_by(TALL) {
-            add_tile::<V>(d_keys, width, top, left, columns_tile(&d_scores, top, queries.len(), of_queries));
-            add_tile::<V>(d_values, width, top, left, columns_tile(&weights, top, queries.len(), of_d_outs));
-        }
-    }
+    let size = panels * BLOCK * LANES;
+    let of_keys = &packed.key_blocks[key_block * size..][..size];
+    let of_queries = &packed.query_blocks[query_block * size..][..size];
+    let of_d_outs = &packed.d_out_blocks[query_block * size..][..size];
+    add_rows::<V>(&d_scores, of_keys, d_queries, width);
+    add_columns::<V>(&d_scores, queries.len(), of_queries, d_keys, width);
+    add_columns::<V>(&weights, queries.len(), of_d_outs, d_values, width);
 }
 
 /// Σ a·b.

@@ -1,13 +1,12 @@
 //! Forward through one head.
 
 use super::{
-    BLOCK, Block, Head, Sizes, add_tile, all_seen, pack_blocks, pack_panels, pack_slivers, rows_tile, scores,
-    seen, store_row,
+    BLOCK, Block, Head, Sizes, add_rows, all_seen, pack_blocks, pack_panels, pack_slivers, scores, seen,
+    store_row,
 };
 use crate::engine::cpu::isa::Kernel;
 use crate::engine::cpu::lanes::{LANES, Lanes};
 use crate::engine::cpu::maths::{exp, exp_of};
-use crate::engine::cpu::product::TALL;
 
 /// Writes one head's `out[t, w]` and log-sum-exp `[t]`.
 pub struct Forward<'a> {
@@ -105,11 +104,7 @@ fn query_block<V: Lanes>(
             }
         }
         let values = &packed.values[key_block * panels * BLOCK * LANES..][..panels * BLOCK * LANES];
-        for (panel, values) in values.chunks_exact(BLOCK * LANES).enumerate() {
-            for top in (0..queries.len()).step_by(TALL) {
-                add_tile::<V>(out, width, top, panel * LANES, rows_tile(&weights, top, values));
-            }
-        }
+        add_rows::<V>(&weights, values, out, width);
     }
     for (row, out) in out.chunks_exact_mut(width).enumerate() {
         for out in out.chunks_mut(LANES) {

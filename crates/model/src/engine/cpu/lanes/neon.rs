@@ -25,7 +25,7 @@ macro_rules! quarters {
 
 impl Lanes for Neon {
     // 24 registers of sums, four of the right side, the rest for the left.
-    const TILE: usize = 6;
+    const TILE: [usize; 2] = [6, 1];
 
     #[inline(always)]
     fn splat(x: f32) -> Neon {

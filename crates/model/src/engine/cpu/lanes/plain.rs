@@ -18,7 +18,7 @@ impl Plain {
 }
 
 impl Lanes for Plain {
-    const TILE: usize = 2;
+    const TILE: [usize; 2] = [2, 1];
 
     #[inline(always)]
     fn splat(x: f32) -> Plain {

@@ -20,6 +20,23 @@ pub struct Avx2(__m256, __m256);
 #[derive(Clone, Copy)]
 pub struct Avx512(__m512);
 
+/// Rows for columns. (Written plainly it is moved one number at a time.)
+#[inline(always)]
+pub fn transpose(rows: [[f32; 4]; 4]) -> [[f32; 4]; 4] {
+    // SAFETY: see the module's head; each row, and each column, is an array of four.
+    unsafe {
+        let [a, b, c, d] = [0, 1, 2, 3].map(|i| _mm_loadu_ps(rows[i].as_ptr()));
+        let (ab, cd) = (_mm_unpacklo_ps(a, b), _mm_unpacklo_ps(c, d));
+        let (ab_high, cd_high) = (_mm_unpackhi_ps(a, b), _mm_unpackhi_ps(c, d));
+        let mut columns = [[0.0; 4]; 4];
+        _mm_storeu_ps(columns[0].as_mut_ptr(), _mm_movelh_ps(ab, cd));
+        _mm_storeu_ps(columns[1].as_mut_ptr(), _mm_movehl_ps(cd, ab));
+        _mm_storeu_ps(columns[2].as_mut_ptr(), _mm_movelh_ps(ab_high, cd_high));
+        _mm_storeu_ps(columns[3].as_mut_ptr(), _mm_movehl_ps(cd_high, ab_high));
+        columns
+    }
+}
+
 /// All four quarters through one expression.
 macro_rules! quarters {
     ($i:ident => $value:expr) => {{
@@ -36,7 +53,7 @@ macro_rules! quarters {
 
 impl Lanes for Sse2 {
     // Eight registers of sums, four of the right side, the rest for the left side and products.
-    const TILE: usize = 2;
+    const TILE: [usize; 2] = [2, 1];
 
     #[inline(always)]
     fn splat(x: f32) -> Sse2 {
@@ -111,12 +128,12 @@ macro_rules! halves {
 
 impl Lanes for Avx2 {
     // Twelve registers of sums, two of the right side, one or two of the left: all sixteen.
-    const TILE: usize = 6;
+    const TILE: [usize; 2] = [6, 1];
 
     #[inline(always)]
-    fn prefetch(from: &[f32]) {
+    fn prefetch(from: &[f32], at: usize) {
         // SAFETY: an address is only looked at, whatever it is.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(at).cast()) }
     }
 
     #[inline(always)]
@@ -223,12 +240,14 @@ macro_rules! whole {
 }
 
 impl Lanes for Avx512 {
-    const TILE: usize = 6;
+    // 24 registers of sums, two of the right side, the rest for the left side. Six rows alone wait for their own sums:
+    // 114 of 150 GFLOP/s.
+    const TILE: [usize; 2] = [12, 2];
 
     #[inline(always)]
-    fn prefetch(from: &[f32]) {
+    fn prefetch(from: &[f32], at: usize) {
         // SAFETY: an address is only looked at, whatever it is.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(at).cast()) }
     }
 
     #[inline(always)]

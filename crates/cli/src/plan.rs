@@ -256,7 +256,13 @@ mod tests {
     #[test]
     fn what_is_computed_twice_takes_its_time() {
         let ideal = |keep: &str| case(&format!("train.keep={keep}"), ONE_SITE).prepare().unwrap().ideal_s;
-        assert!((ideal("input") / ideal("all") - 4.0 / 3.0).abs() < 1e-9);
+        // Nearly a third more: attention's probabilities are made again anyhow.
+        assert!(
+            (1.31..1.334).contains(&(ideal("input") / ideal("all"))),
+            "{} {}",
+            ideal("input"),
+            ideal("all")
+        );
     }
 
     #[test]

@@ -33,7 +33,7 @@ fn times(case: &Case, stages: &[StagePlan]) -> Vec<Times> {
     let tokens = case::tokens(run);
     let boundary_bytes = 2.0 * tokens * run.model.width as f64 * swarm.wire_bytes;
     let of = |(i, stage): (usize, &StagePlan)| Times {
-        compute_s: case::passes(run) * tokens * stage.forward_operations as f64 / (swarm.tflops() * 1e12),
+        compute_s: case.operations(stage) / (swarm.tflops() * 1e12),
         wire_s: if i + 1 < stages.len() { boundary_bytes / link.bytes_per_s } else { 0.0 },
     };
     stages.iter().enumerate().map(of).collect()

@@ -45,15 +45,6 @@ pub struct Prepared {
     pub mean_gradient: f64,
 }
 
-/// How often a pass over the model costs what forward does: backward costs twice that, and what was not kept is computed
-/// once more.
-pub fn passes(run: &Run) -> f64 {
-    match run.train.keep {
-        Keep::All => 3.0,
-        Keep::Input => 4.0,
-    }
-}
-
 /// Tokens of a microbatch.
 pub fn tokens(run: &Run) -> f64 {
     f64::from(run.train.microbatch.min(run.train.batch)) * run.model.context as f64
@@ -65,6 +56,17 @@ impl Case {
         let architecture = self.run.model.architecture(self.vocabulary);
         let rule = self.run.optimiser.rule();
         Ok(pipeline::plan(&architecture, rule, &self.run.train, self.run.swarm.reduce)?)
+    }
+
+    /// Operations of a stage for a microbatch, forward and backward; what was not kept is computed once more.
+    pub fn operations(&self, stage: &StagePlan) -> f64 {
+        let architecture = self.run.model.architecture(self.vocabulary);
+        let training: u64 = stage.units.iter().map(|&unit| architecture.training_operations(unit)).sum();
+        let again = match self.run.train.keep {
+            Keep::All => 0,
+            Keep::Input => stage.forward_operations,
+        };
+        tokens(&self.run) * (training + again) as f64
     }
 
     /// Elements of all weights; what stages share counts once.
@@ -90,22 +92,23 @@ impl Case {
         let gradients = stages.iter().map(|stage| stage.gradient);
         let largest = gradients.clone().max().unwrap_or(0);
         let mean = gradients.sum::<u64>() as f64 / stages.len() as f64;
-        let operations: u64 = stages.iter().map(|stage| stage.forward_operations).sum();
-        let of_a_stage = passes(&self.run) * tokens(&self.run) * operations as f64 / stages.len() as f64;
+        let operations: Vec<f64> = stages.iter().map(|stage| self.operations(stage)).collect();
+        let of_a_stage = operations.iter().sum::<f64>() / stages.len() as f64;
+        let costs = operations.iter().map(|operations| operations / of_a_stage.max(1.0)).collect();
         let sizes = Sizes {
             activation: (tokens(&self.run) * self.run.model.width as f64 * swarm.wire_bytes) as u64,
             gradient: largest * element,
             state: charter.spec.state_bytes,
         };
+        let microbatches = f64::from(charter.spec.lots.microbatches);
         let speeds = swarm.peers.iter().map(|peer| peer.tflops * 1e12 / of_a_stage.max(1.0));
-        let ideal_s =
-            f64::from(charter.spec.lots.microbatches) * stages.len() as f64 / speeds.clone().sum::<f64>();
+        let ideal_s = microbatches * stages.len() as f64 / speeds.clone().sum::<f64>();
         let scenario = Scenario {
             peers: swarm.peers.iter().zip(speeds).map(|(peer, speed)| simulated(peer.site, speed)).collect(),
             drivers: sites(&swarm),
             inside: simulated_link(&swarm.lan),
             between: simulated_link(&swarm.link),
-            spec: simulated_spec(charter.spec, largest),
+            spec: simulated_spec(Spec { costs, ..charter.spec }, largest),
             sizes,
             patience_us: u64::MAX / 4,
             ..Scenario::small(self.run.seed, stages.len() as u16, 1)

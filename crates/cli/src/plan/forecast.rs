@@ -123,8 +123,7 @@ impl Budget {
     fn next(&mut self, what: &str) -> (Instant, Instant) {
         let now = Instant::now();
         self.bar.set_message(what.to_string());
-        let done = (self.bar.position() / 1000 + u64::from(self.bar.position() % 1000 > 0)) * 1000;
-        self.bar.set_position(done);
+        self.bar.set_position(self.bar.position().next_multiple_of(1000));
         let left = self.patience.saturating_sub(now - self.began);
         // Most take less than their share.
         let share = left.as_secs_f64() * (2.0 / f64::from(self.left.max(2))).max(0.2);

@@ -6,6 +6,7 @@ use anyhow::{Result, anyhow, bail, ensure};
 use starling_model::device;
 use starling_model::pipeline;
 use starling_model::run::Run;
+use starling_model::transformer::Unit;
 
 use crate::units::{Bytes, Link};
 
@@ -131,10 +132,13 @@ impl SwarmArguments {
     }
 }
 
-/// What this machine computes with the run's engine, in TFLOP/s.
+/// What this machine computes with the run's engine, in TFLOP/s. What is measured counts three passes over a block.
 fn measured(run: &Run, vocabulary: usize) -> Result<f64> {
     let architecture = run.model.architecture(vocabulary);
-    Ok(pipeline::measure(&architecture, run.optimiser.rule(), &run.train)? / 1e12)
+    let per_s = pipeline::measure(&architecture, run.optimiser.rule(), &run.train)?;
+    let passes = 3 * architecture.forward_operations(Unit::Block(0));
+    let all = architecture.training_operations(Unit::Block(0));
+    Ok(per_s * all as f64 / passes as f64 / 1e12)
 }
 
 impl Swarm {

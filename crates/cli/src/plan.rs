@@ -125,9 +125,10 @@ fn simulate(case: &Case, stages: &[StagePlan], arguments: &Arguments, budget: &m
     let mut forecast = forecast::forecast(case, "the run as it is", budget)?;
     let parts = forecast::parts(case, &mut forecast, budget)?;
     let back: Duration = arguments.replaced_after.0;
-    let churn: Option<Result<Churn>> =
-        arguments.deaths_per_hour.map(|deaths| forecast::with_deaths(case, deaths, back, budget));
     let tried = changes::try_all(candidates, &forecast, budget);
+    let deaths = arguments.deaths_per_hour;
+    let churn: Option<Result<Churn>> =
+        deaths.map(|deaths| forecast::with_deaths(case, &forecast, deaths, back, budget));
     let story = Story { case, stages, forecast: &forecast, parts: &parts };
     let mut out = story.prediction(budget.elapsed());
     story.parts(&mut out);
@@ -291,7 +292,7 @@ mod tests {
         let case = case("", &format!("{ONE_SITE} --peers 12"));
         let mut budget = Budget::new(Duration::from_secs(120), 2);
         let calm = forecast::forecast(&case, "", &mut budget).unwrap();
-        let churn = forecast::with_deaths(&case, 20.0, Duration::from_secs(30), &mut budget).unwrap();
+        let churn = forecast::with_deaths(&case, &calm, 20.0, Duration::from_secs(30), &mut budget).unwrap();
         assert!(churn.deaths >= 10, "{churn:?}");
         assert!((0.3..0.99).contains(&(churn.tokens_per_s / calm.tokens_per_s)), "{churn:?} {calm:?}");
     }

@@ -123,7 +123,7 @@ impl Case {
     }
 
     /// The swarm without those who cannot hold the largest stage: they would not be let in.
-    fn who_can_hold(&self, stages: &[StagePlan]) -> Result<Swarm> {
+    pub fn who_can_hold(&self, stages: &[StagePlan]) -> Result<Swarm> {
         let Some((number, largest)) = stages.iter().enumerate().max_by_key(|(_, stage)| stage.memory_bytes)
         else {
             bail!("a model without stages trains nothing");

@@ -135,7 +135,8 @@ fn work(case: &Case, changes: &mut Vec<Change>) {
 
 fn hardware(case: &Case, changes: &mut Vec<Change>) {
     let mut more = case.clone();
-    if let Some(peer) = one_more(&case.swarm.peers) {
+    let able = case.who_can_hold(&case.stages().unwrap_or_default()).map(|swarm| swarm.peers);
+    if let Some(peer) = able.ok().and_then(|peers| one_more(&peers)) {
         more.swarm.peers.push(peer);
         changes.push(Change {
             what: "one more peer".into(),

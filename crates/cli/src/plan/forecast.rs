@@ -29,7 +29,9 @@ const LOOKS: f64 = 24.0;
 /// Steps that take so many times as long as they should count as none.
 const PATIENCE: f64 = 200.0;
 /// Deaths that are waited for, to know what they cost.
-const DEATHS: f64 = 40.0;
+const DEATHS: f64 = 24.0;
+/// A death is felt in so many steps.
+const FELT_STEPS: f64 = 6.0;
 /// Bytes a second of a link that is never waited for.
 const AT_ONCE: f64 = 1e15;
 /// Every simulation may take as long as this.
@@ -50,6 +52,8 @@ pub struct Forecast {
     pub cut_off: bool,
     pub stages: Vec<StageAtWork>,
     pub wan_bytes: f64,
+    /// Sites in which anybody takes part.
+    pub sites: usize,
     /// Peers that have too little memory.
     pub left_out: usize,
 }
@@ -87,11 +91,15 @@ pub struct Parts {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Churn {
     pub tokens_per_s: f64,
+    /// What a death costs the whole swarm.
+    pub cost_s: f64,
+    /// Deaths that were seen.
     pub deaths: usize,
     /// How long was looked at.
     pub span_s: f64,
-    /// How often the run went back to a checkpoint.
-    pub rollbacks: u64,
+    /// How often nobody was left who held some stage.
+    pub stages_lost: u64,
+    /// Whether fewer were seen than were wanted.
     pub cut_off: bool,
 }
 
@@ -132,6 +140,12 @@ impl Budget {
         (until, until + self.patience)
     }
 
+    /// The last simulation begins; when it has to end. It gets what is left, but not too little.
+    fn last(&mut self, what: &str) -> Instant {
+        let (now, (end, _)) = (Instant::now(), self.next(what));
+        end.max(self.began + self.patience).max(now + self.patience / 3)
+    }
+
     fn look(&self, from: u64, done: f64) {
         if self.bar.is_hidden() && self.began.elapsed() > UNNOTICED {
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
@@ -163,6 +177,7 @@ pub fn forecast(case: &Case, what: &str, budget: &mut Budget) -> Result<Forecast
         cut_off: seen.cut_off,
         stages: seen.stages,
         wan_bytes: seen.wan_bytes,
+        sites: prepared.scenario.drivers.len(),
         left_out: prepared.left_out,
     })
 }
@@ -203,40 +218,58 @@ pub fn parts(case: &Case, forecast: &mut Forecast, budget: &mut Budget) -> Resul
 }
 
 /// The same run while peers die: each so often an hour, and back after a while.
-pub fn with_deaths(case: &Case, deaths_per_hour: f64, back: Duration, budget: &mut Budget) -> Result<Churn> {
-    let Prepared { mut scenario, ideal_s, uncounted_s, .. } = case.prepare()?;
-    let lifetime_s = 3600.0 / deaths_per_hour;
-    let horizon_s = (DEATHS * lifetime_s / scenario.peers.len() as f64).max(20.0 * ideal_s);
-    scenario.faults = deaths(&scenario, lifetime_s, back, horizon_s);
-    let (until, _) = budget.next("peers that die");
+///
+/// Deaths of a real run are too far apart to wait for enough of them, so they come as often as they can without one being
+/// felt in the next, and what one of them costs is seen. Checkpoints are written after every step meanwhile; what going
+/// back to a real one costs is added for as many deaths as emptied a stage.
+pub fn with_deaths(
+    case: &Case,
+    calm: &Forecast,
+    deaths_per_hour: f64,
+    back: Duration,
+    budget: &mut Budget,
+) -> Result<Churn> {
+    let Prepared { mut scenario, uncounted_s, .. } = case.prepare()?;
+    let peers = scenario.peers.len() as f64;
+    let really_s = 3600.0 / (deaths_per_hour * peers);
+    let load_s = scenario.sizes.state as f64 / scenario.inside.bytes_per_s.min(scenario.between.bytes_per_s);
+    let apart_s = (FELT_STEPS * calm.step_s).max(2.0 * (back.as_secs_f64() + load_s)).min(really_s);
+    let horizon_s = DEATHS * apart_s + FELT_STEPS * calm.step_s;
+    scenario.faults = deaths(&scenario, apart_s * peers, back, horizon_s);
+    scenario.spec.checkpoint_every = 1;
+    let until = budget.last("peers that die");
     let from = budget.bar.position();
-    let mut last = None;
-    let every_us = (ideal_s * 1e6 / 4.0).max(1000.0) as u64;
+    let every_us = (calm.step_s * 1e6 / 4.0).max(1000.0) as u64;
+    let mut end_us = 0;
     let (result, _) =
         World::new(&scenario).without_invariants().run_observed(every_us, &mut |sample: Sample| {
-            let at_s = sample.at_us as f64 / 1e6;
-            budget.look(from, at_s / horizon_s);
-            last = Some(sample.at_us);
-            at_s < horizon_s && Instant::now() < until
+            budget.look(from, sample.at_us as f64 / 1e6 / horizon_s);
+            end_us = sample.at_us;
+            (end_us as f64) < horizon_s * 1e6 && Instant::now() < until
         });
     let outcome = result?;
-    let end_us = last.unwrap_or(outcome.done_us);
-    let commits = &outcome.commits_us;
-    if (outcome.step as usize) < 2 || commits.len() < 2 {
+    let (Some(&began_us), 2..) = (outcome.commits_us.first(), outcome.step) else {
         bail!(
-            "in {} of peers that die that often, fewer than two steps are closed: it would not get anywhere",
+            "in {} with such deaths, fewer than two steps are closed: it would not get anywhere",
             words::time(Duration::from_micros(end_us))
         );
-    }
+    };
     // From the first commit on, so that the beginning does not count; steps that were done again count once.
-    let seconds = (end_us - commits[0]) as f64 / 1e6;
-    let step_s = seconds / (outcome.step - 1) as f64 + uncounted_s;
+    let seconds = end_us.saturating_sub(began_us) as f64 / 1e6;
+    let useful_s = (outcome.step - 1) as f64 * (calm.step_s - uncounted_s);
+    let died = scenario.faults.iter().filter(|(at, _)| *at <= end_us).count();
+    let per_death = |value: f64| value / died.max(1) as f64;
+    let every = case.run.checkpoint.every as f64;
+    let going_back_s = per_death(outcome.rollbacks as f64) * every / 2.0 * calm.step_s;
+    let cost_s = per_death((seconds - useful_s).max(0.0)) + going_back_s;
+    let often = if apart_s < really_s { 1.0 / really_s } else { died as f64 / seconds.max(1e-9) };
     Ok(Churn {
-        tokens_per_s: case.step_tokens() / step_s,
-        deaths: scenario.faults.iter().filter(|(at, _)| *at <= end_us).count(),
-        span_s: end_us as f64 / 1e6,
-        rollbacks: outcome.rollbacks,
-        cut_off: (end_us as f64 / 1e6) < 0.99 * horizon_s,
+        tokens_per_s: calm.tokens_per_s * (1.0 - often * cost_s).max(0.0),
+        cost_s,
+        deaths: died,
+        span_s: seconds,
+        stages_lost: outcome.rollbacks,
+        cut_off: (end_us as f64) < 0.99 * horizon_s * 1e6,
     })
 }
 

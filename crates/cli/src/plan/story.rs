@@ -70,7 +70,7 @@ impl Story<'_> {
             "  devices       do {:.0} % of what they could",
             100.0 * (ideal_s / step_s).min(1.0)
         );
-        if self.case.swarm.sites() > 1 {
+        if self.forecast.sites > 1 {
             let wan = words::bytes(self.forecast.wan_bytes as u64);
             let rate = words::bytes((self.forecast.wan_bytes / step_s) as u64);
             let _ = writeln!(out, "  between sites {wan} a step, {rate}/s in all directions together");
@@ -190,21 +190,36 @@ impl Story<'_> {
         };
         let share = churn.tokens_per_s / self.forecast.tokens_per_s;
         let all_s = self.case.run.train.steps as f64 * self.case.step_tokens() / churn.tokens_per_s;
+        if share <= 0.0 {
+            out.push_str("  it would not get anywhere: more is lost than is done\n");
+        } else {
+            let _ = writeln!(
+                out,
+                "  speed         {} tokens/s, {:.0} % of what it is without deaths\n  the whole run {}",
+                words::count(churn.tokens_per_s),
+                100.0 * share,
+                long(all_s),
+            );
+        }
         let _ = writeln!(
             out,
-            "  speed         {} tokens/s, {:.0} % of what it is without deaths\n  the whole run {}\n  seen          {} in {}{}",
-            words::count(churn.tokens_per_s),
-            100.0 * share,
-            long(all_s),
+            "  a death costs {} of everybody's work (seen: {} in {})",
+            long(churn.cost_s),
             several(churn.deaths as u64, "death", "deaths"),
             long(churn.span_s),
-            match churn.rollbacks {
-                0 => String::new(),
-                1 => "; once a whole stage was lost, and the run went back to a checkpoint".into(),
-                many =>
-                    format!("; {many} times a whole stage was lost, and the run went back to a checkpoint"),
-            }
         );
+        let every = self.case.run.checkpoint.every;
+        if churn.stages_lost > 0 {
+            let back = match every {
+                0 => "to the beginning: there are no checkpoints (checkpoint.every)".into(),
+                every => format!("to the last checkpoint, one in {every} steps"),
+            };
+            let _ = writeln!(
+                out,
+                "  {} of them left a stage without a peer, so that all went back {back}; more peers a stage prevent that",
+                churn.stages_lost
+            );
+        }
         if churn.deaths < ENOUGH_DEATHS {
             let cut_off = if churn.cut_off { "; --patience shows more" } else { "" };
             let _ = writeln!(out, "  (So few deaths say little of their cost{cut_off}.)");

@@ -303,9 +303,9 @@ mod tests {
         let few = refused("", "--peers 3");
         assert!(few.contains("4 stages need at least one peer each, and there are 3"), "{few}");
         assert!(few.contains("--peers 4") && few.contains("--stages 3"), "{few}");
-        let small = refused("train.microbatch=16", "--peers 8 --memory 300MB");
-        assert!(small.contains("none of 8 peers have that much (the largest: 300 MB)"), "{small}");
-        assert!(small.contains("--set train.microbatch="), "{small}");
+        let small = refused("train.microbatch=16", "--peers 8 --memory 600MB");
+        assert!(small.contains("none of 8 peers have that much (the largest: 600 MB)"), "{small}");
+        assert!(small.contains("--stages 6") && small.contains("--set train.microbatch=2"), "{small}");
         let tiny = refused("", "--peers 8 --memory 10MB");
         assert!(tiny.contains("use peers with more memory"), "{tiny}");
         let mixed = case("", "--site 4x1:64GB --site 2x1:10MB").prepare().unwrap();

@@ -44,8 +44,9 @@ const MOST_DEATHS: f64 = 360.0;
         starling plan run.toml --site 8x30:24GB --site 4x60:80GB,2x30:24GB --link 1gbit,20ms\n  \
         starling plan run.toml --peers 16 --deaths-per-hour 0.5    # preemptible machines that live two hours\n  \
         starling plan run.toml --device here                       # as fast as this machine\n\n\
-        What it does not count: trials on held-out text, the time of updates, and what a device of yours reaches: name a\n\
-        speed that it was seen to reach with this model (--device here measures it), not that of its data sheet."
+        What it does not count: trials on held-out text, updates, and what encrypting, copying and adding up tensors costs a\n\
+        processor, which shows where microbatches take less than a tenth of a second. Name a speed that a device was seen to\n\
+        reach with this model (--device here measures this machine), not that of its data sheet."
 )]
 pub struct Arguments {
     /// A run file (.toml), or any text file

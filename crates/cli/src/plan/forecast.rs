@@ -109,6 +109,7 @@ pub struct Budget {
     patience: Duration,
     left: u32,
     bar: ProgressBar,
+    is_shown: bool,
 }
 
 impl Budget {
@@ -118,7 +119,7 @@ impl Budget {
             ProgressBar::with_draw_target(Some(u64::from(simulations) * 1000), ProgressDrawTarget::hidden());
         let style = ProgressStyle::with_template("{bar:24.cyan/blue} simulating {msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        Budget { began: Instant::now(), patience, left: simulations, bar }
+        Budget { began: Instant::now(), patience, left: simulations, bar, is_shown: false }
     }
 
     /// So many more are to come.
@@ -146,8 +147,9 @@ impl Budget {
         end.max(self.began + self.patience).max(now + self.patience / 3)
     }
 
-    fn look(&self, from: u64, done: f64) {
-        if self.bar.is_hidden() && self.began.elapsed() > UNNOTICED {
+    fn look(&mut self, from: u64, done: f64) {
+        if !self.is_shown && self.began.elapsed() > UNNOTICED {
+            self.is_shown = true;
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
         }
         self.bar.set_position(from + (999.0 * done.clamp(0.0, 1.0)) as u64);

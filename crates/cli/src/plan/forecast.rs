@@ -36,6 +36,8 @@ const FELT_STEPS: f64 = 6.0;
 const AT_ONCE: f64 = 1e15;
 /// Every simulation may take as long as this.
 const LEAST: Duration = Duration::from_millis(200);
+/// Letters of what a swarm waits for.
+const MOST_TOLD: usize = 200;
 /// A progress bar appears after this.
 const UNNOTICED: Duration = Duration::from_secs(1);
 
@@ -365,9 +367,18 @@ fn simulate(scenario: &Scenario, ideal_s: f64, what: &str, budget: &mut Budget) 
         });
     let outcome = result?;
     let (Some(first), Some(last)) = (&window.first, &window.last) else {
+        let why: String = why.chars().take(MOST_TOLD).collect();
+        let remedy = match at_us > longest_us {
+            true => format!(
+                "Its devices could do a step in {}, so this swarm gets in its own way: try fewer peers or stages, smaller \
+                 microbatches, or faster links",
+                words::seconds(ideal_s)
+            ),
+            false => "Simulating it takes too long here: give it longer (--patience)".into(),
+        };
         bail!(
-            "in {} of simulated time, {} steps were closed; the swarm waited for {why}. It cannot be said how long a \
-             step takes: give the simulation longer (--patience), or look at what `starling sim` shows of such a swarm",
+            "in {} of simulated time, {} steps were closed, too few to say how long one takes; the swarm waited for {why}. \
+             {remedy}",
             words::time(Duration::from_micros(at_us)),
             outcome.step
         );

@@ -1,4 +1,4 @@
-//! Quantities as people write them: `200mbit,50ms`, `90s`, `10m`.
+//! Quantities as people write them: `200mbit,50ms`, `90s`, `10m`, `24GB`.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -10,6 +10,17 @@ const RATES: [(&str, f64); 3] = [("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9)];
 /// The longer names first: "50ms" ends in "s" too.
 const TIMES: [(&str, f64); 5] = [("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
 
+/// The longer names first: "GiB" and "GB" end in "B" too.
+const SIZES: [(&str, f64); 7] = [
+    ("KiB", 1024.0),
+    ("MiB", 1_048_576.0),
+    ("GiB", 1_073_741_824.0),
+    ("MB", 1e6),
+    ("GB", 1e9),
+    ("TB", 1e12),
+    ("B", 1.0),
+];
+
 /// Ten years: no run lasts longer, and sums of a few of them do not overflow.
 const MOST_S: f64 = 10.0 * 365.0 * 86_400.0;
 
@@ -19,6 +30,10 @@ pub struct Link {
     pub bytes_per_s: f64,
     pub latency_s: f64,
 }
+
+/// An amount of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes(pub u64);
 
 /// A stretch of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -58,6 +73,16 @@ impl FromStr for Time {
     }
 }
 
+impl FromStr for Bytes {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Bytes> {
+        let explain = || anyhow!("{text:?} is no amount of memory; write it as 24GB or 512MiB");
+        let bytes = number(text, &SIZES).filter(|bytes| (1.0..1e18).contains(bytes)).ok_or_else(explain)?;
+        Ok(Bytes(bytes as u64))
+    }
+}
+
 fn number(text: &str, units: &[(&str, f64)]) -> Option<f64> {
     let text = text.trim();
     let (digits, scale) = units.iter().find_map(|(unit, scale)| Some((text.strip_suffix(unit)?, scale)))?;
@@ -88,6 +113,16 @@ mod tests {
         assert_eq!("1.5gbit, 10us".parse::<Link>().unwrap().bytes_per_s, 187.5e6);
         for wrong in ["200", "fast,1ms", "1mbit", "-1mbit,1ms", "0mbit,1ms", "1mbit,nanms"] {
             assert!(wrong.parse::<Link>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn memory_is_read_with_its_units() {
+        for (text, bytes) in [("24GB", 24_000_000_000), ("1.5 GiB", 3 << 29), ("80000B", 80_000)] {
+            assert_eq!(text.parse::<Bytes>().unwrap().0, bytes, "{text}");
+        }
+        for wrong in ["", "24", "0GB", "-1GB", "GB", "1e30TB"] {
+            assert!(wrong.parse::<Bytes>().is_err(), "{wrong}");
         }
     }
 

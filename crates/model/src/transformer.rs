@@ -54,6 +54,16 @@ impl Architecture {
             Unit::Head => 2 * d * self.vocabulary as u64,
         }
     }
+
+    /// The same of forward and backward, for each token: backward costs twice what forward does, and attention's
+    /// probabilities are made again in it.
+    pub fn training_operations(&self, unit: Unit) -> u64 {
+        let again = match unit {
+            Unit::Block(_) => 2 * self.context as u64 * self.attention(&[]).width() as u64,
+            Unit::Embedding | Unit::Head => 0,
+        };
+        3 * self.forward_operations(unit) + again
+    }
 }
 
 fn parameter(name: String, shape: &[usize], initial: Initial) -> Parameter {

@@ -1,9 +1,10 @@
-//! Links: rate, latency, jitter and loss between sites; one uplink queue and one downlink queue a host; and what
-//! can be cut: two sites from each other, one way or both, or one edge between two hosts that both live.
+//! Links: rate, latency, jitter and loss between sites; one uplink queue and one downlink queue a host, inside its site
+//! and beyond; and what can be cut: two sites from each other, one way or both, or one edge between two hosts that both
+//! live.
 //!
 //! The transport below the machines is reliable as long as a path lives, so loss costs time (a retransmission),
 //! and only a cut loses messages. Control waits behind nothing, tensors of work only behind each other, sums get
-//! what those leave, and states what is left then.
+//! what those leave, and states what is left then. Tensors of a kind arrive in the order in which they were sent.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -35,12 +36,13 @@ impl Link {
         Link { bytes_per_s: 25e6, latency_us: 80_000, jitter_us: 10_000, loss: 0.01 };
 }
 
-/// One host's place, and its two ways.
+/// One host's place, and its ways.
 #[derive(Clone, Debug, Default)]
 struct Host {
     site: SiteId,
-    up: Way,
-    down: Way,
+    /// Inside its site, and beyond: a slow way out is no hindrance to what stays at home.
+    up: [Way; 2],
+    down: [Way; 2],
     /// When the last tensor arrives that is on its way from here, by whom it is for and how urgent it is: a connection
     /// keeps its order.
     sent: HashMap<(Address, Urgency), u64>,
@@ -198,8 +200,8 @@ impl Network {
             return Some(now + latency_us);
         }
         let duration_us = (bytes as f64 / link.bytes_per_s * 1e6) as u64;
-        let sent = self.host_mut(from)?.up.take(urgency, now, now, duration_us);
-        let down = &mut self.host_mut(to)?.down;
+        let sent = self.host_mut(from)?.up[usize::from(far)].take(urgency, now, now, duration_us);
+        let down = &mut self.host_mut(to)?.down[usize::from(far)];
         let arrives = down.take(urgency, now, sent + latency_us - duration_us, duration_us);
         Some(self.host_mut(from)?.in_order(to, urgency, now, arrives))
     }

@@ -232,7 +232,7 @@ fn amended_settings_are_used_from_one_step_on_by_everybody_whoever_restarts_and_
 fn a_stage_that_costs_more_gets_more_peers() {
     let mut scenario = Scenario::small(5, 2, 4);
     scenario.spec.costs = vec![1.5, 0.5];
-    scenario.spec.lots = starling_swarm::lots::Lots { microbatches: 64, lots: 64 };
+    scenario.spec.lots = Lots { microbatches: 64, lots: 64 };
     let mut holders = Vec::new();
     let (result, _) = World::new(&scenario).run_observed(SECOND, &mut |sample| {
         holders.push(sample.holders);

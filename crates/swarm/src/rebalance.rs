@@ -93,8 +93,13 @@ pub fn decide(placed: &[Placed], task: Task<'_>, terms: Terms) -> Decision {
     let speed = placed.iter().map(|p| p.speed).sum::<f64>() / placed.len().max(1) as f64;
     let horizon_s = terms.horizon_s((average - before) * costs[slowest] / speed.max(1e-9));
     let mut best: Option<Worth> = None;
-    for &who in placed.iter().filter(|p| p.stage.0 as usize != slowest && can_leave(placed, p)) {
-        if closes_later(placed, task, who) {
+    let (closing, settled) = (Closing::new(placed, task), settled(placed, costs.len()));
+    let can_leave = |p: &&Placed| {
+        let from = p.stage.0 as usize;
+        p.settled && from != slowest && settled.get(from).is_some_and(|&settled| settled > 1)
+    };
+    for &who in placed.iter().filter(can_leave) {
+        if closing.is_later_without(who, task) {
             continue;
         }
         let again = who.holds / horizon_s.max(1e-3);
@@ -133,19 +138,27 @@ pub fn decide(placed: &[Placed], task: Task<'_>, terms: Terms) -> Decision {
     Decision::Move { peer: candidate.peer, to: StageId(slowest as u16), reason }
 }
 
-/// Whether the open step would close later without this peer in its stage, and without what it has done there.
-fn closes_later(placed: &[Placed], task: Task<'_>, who: Placed) -> bool {
-    if who.closing == 0.0 {
-        return false;
+/// When the open step closes, by the speeds that are known.
+struct Closing {
+    /// What those can do, stage by stage, who have the weights that it is computed with.
+    capacity: Vec<f64>,
+    in_s: f64,
+}
+
+impl Closing {
+    fn new(placed: &[Placed], task: Task<'_>) -> Closing {
+        let able: Vec<Placed> = placed.iter().filter(|p| p.closes).copied().collect();
+        let capacity = capacities(&able, task.costs);
+        let in_s = task.left.iter().zip(&capacity).map(|(left, capacity)| left / capacity.max(1e-9));
+        Closing { in_s: in_s.fold(0.0, f64::max), capacity }
     }
-    let able = |but: Option<PeerId>| {
-        let able = placed.iter().filter(|p| p.closes && Some(p.peer) != but).copied();
-        capacities(&able.collect::<Vec<_>>(), task.costs)
-    };
-    let closes_s = task.left.iter().zip(able(None)).map(|(left, capacity)| left / capacity.max(1e-9));
-    let closes_s = closes_s.fold(0.0, f64::max);
-    let from = who.stage.0 as usize;
-    task.left[from] + who.closing > closes_s * able(Some(who.peer))[from]
+
+    /// Whether that is later without this peer in its stage, and without what it has done there.
+    fn is_later_without(&self, who: Placed, task: Task<'_>) -> bool {
+        let from = who.stage.0 as usize;
+        let its = if who.closes { who.speed / task.costs[from] } else { 0.0 };
+        who.closing > 0.0 && task.left[from] + who.closing > self.in_s * (self.capacity[from] - its)
+    }
 }
 
 /// What a move would bring and cost, in microbatches.
@@ -172,7 +185,8 @@ pub fn swarm_rule(placed: &[Placed], costs: &[f64]) -> Decision {
     let (Some(slowest), Some(fastest)) = (least(&capacity), most(&capacity)) else {
         return stay("there are no stages".into());
     };
-    let of_fastest = placed.iter().filter(|p| p.stage.0 as usize == fastest && can_leave(placed, p));
+    let is_last = settled(placed, costs.len())[fastest] < 2;
+    let of_fastest = placed.iter().filter(|p| p.settled && p.stage.0 as usize == fastest && !is_last);
     let spare = of_fastest.min_by(|a, b| a.speed.total_cmp(&b.speed).then(a.peer.cmp(&b.peer)));
     match spare {
         Some(&spare) if bottleneck_after(&capacity, costs, spare, 0.0, slowest) > capacity[slowest] => {
@@ -184,9 +198,13 @@ pub fn swarm_rule(placed: &[Placed], costs: &[f64]) -> Decision {
     }
 }
 
-/// Whether a peer is settled, and its stage would still have another that is.
-fn can_leave(placed: &[Placed], who: &Placed) -> bool {
-    who.settled && placed.iter().any(|p| p.stage == who.stage && p.peer != who.peer && p.settled)
+/// How many are settled, stage by stage: the last of them cannot leave.
+fn settled(placed: &[Placed], stages: usize) -> Vec<usize> {
+    let mut settled = vec![0; stages];
+    for p in placed.iter().filter(|p| p.settled && (p.stage.0 as usize) < stages) {
+        settled[p.stage.0 as usize] += 1;
+    }
+    settled
 }
 
 fn stay(reason: String) -> Decision {

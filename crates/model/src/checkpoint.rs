@@ -206,6 +206,16 @@ impl Draft {
         self.step
     }
 
+    /// Whether the part of the stage of this number is there.
+    pub fn has(&self, number: usize) -> bool {
+        self.parts.contains_key(&number)
+    }
+
+    /// Whether the parts of all stages are there.
+    pub fn is_whole(&self, stages: usize) -> bool {
+        self.parts.keys().copied().eq(0..stages)
+    }
+
     /// Writes the part of the stage of this number.
     pub fn put(&mut self, number: usize, part: Part) -> Result<(), SaveError> {
         let name = format!("stage-{number}.safetensors");
@@ -218,7 +228,7 @@ impl Draft {
 
     /// Makes it appear under its name, if the parts of all stages are there.
     pub fn publish(self, progress: &Progress, stages: usize) -> Result<PathBuf, SaveError> {
-        if !self.parts.keys().copied().eq(0..stages) {
+        if !self.is_whole(stages) {
             return Err(SaveError::Parts { step: self.step, have: self.parts.len(), want: stages });
         }
         let Draft { folder, step, aside, parts } = self;

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use starling_model::checkpoint::{self, Checkpoint, Draft, OpenError, Part, Piece, Progress, SaveError};
 use starling_swarm::ids::{Epoch, Step};
@@ -23,6 +23,9 @@ const MOST_CHORES: usize = 64;
 const MOST_COPIES: usize = 32;
 /// Checkpoints that are being written at a time, at the most.
 const MOST_DRAFTS: usize = 4;
+/// The same with those that are whole: one may wait for its record, behind others that the journal has to sync. One that
+/// so many others have overtaken waits for nothing: whoever was to tell of it is gone.
+const MOST_WHOLE_DRAFTS: usize = 16;
 
 /// See the module's head.
 pub struct Disk {
@@ -77,6 +80,8 @@ struct Archive {
     progress: Progress,
     stages: usize,
     drafts: Mutex<Drafts>,
+    /// A part was written.
+    written: Condvar,
 }
 
 /// Checkpoints that are being written.
@@ -84,6 +89,8 @@ struct Archive {
 struct Drafts {
     /// One that is whole waits here until the journal may name it.
     open: BTreeMap<(Epoch, Step), Draft>,
+    /// The one of which a part is being written: it is not among the others meanwhile.
+    writing: Option<(Epoch, Step)>,
     /// Those that were given up for later ones: a part that comes now is of no use.
     given_up: BTreeSet<(Epoch, Step)>,
 }
@@ -93,7 +100,7 @@ impl Disk {
     pub fn start(journal: Journal, checkpoints: &Path, progress: Progress) -> Result<Disk, DiskError> {
         checkpoint::sweep(checkpoints)?;
         let (folder, stages) = (checkpoints.to_path_buf(), progress.run.train.stages);
-        let archive = Arc::new(Archive { folder, progress, stages, drafts: Mutex::default() });
+        let archive = Arc::new(Archive { folder, progress, stages, drafts: Mutex::default(), written: Condvar::new() });
         let (records, to_write) = mpsc::channel(MOST_RECORDS);
         let (parts, chores) = mpsc::channel(MOST_CHORES);
         let (sender, done) = mpsc::channel(MOST_RECORDS);
@@ -209,30 +216,45 @@ impl Archive {
         let key = (of.epoch, of.version);
         let begun = {
             let mut drafts = self.drafts();
-            let Drafts { open, given_up } = &mut *drafts;
+            let Drafts { open, writing, given_up } = &mut *drafts;
             // A history that was left has no further parts; and of this one, the oldest had their time.
             open.retain(|(epoch, _), _| *epoch == of.epoch);
             given_up.retain(|(epoch, _)| *epoch == of.epoch);
             if given_up.contains(&key) {
                 return Ok(false);
             }
-            while open.len() >= MOST_DRAFTS && !open.contains_key(&key) {
-                given_up.extend(open.pop_first().map(|(key, _)| key));
+            // A part that is here already is not written again: the record that names the checkpoint may be on its way.
+            if open.get(&key).is_some_and(|draft| draft.has(of.stage.0.into())) {
+                return Ok(true);
             }
+            // Nor is one given up of which that may be so.
+            let is_partial = |draft: &Draft| !draft.is_whole(self.stages);
+            while open.len() >= MOST_DRAFTS && !open.contains_key(&key) {
+                let full = open.len() >= MOST_WHOLE_DRAFTS;
+                let oldest = open.iter().find(|(_, draft)| full || is_partial(draft)).map(|(&key, _)| key);
+                let Some(oldest) = oldest else { break };
+                open.remove(&oldest);
+                given_up.insert(oldest);
+            }
+            *writing = Some(key);
             open.remove(&key)
         };
-        let mut draft = match begun {
-            Some(draft) => draft,
-            None => Draft::new(&self.folder, of.version.0)?,
-        };
-        draft.put(of.stage.0.into(), part)?;
-        self.drafts().open.insert(key, draft);
+        let draft = begun.map_or_else(|| Draft::new(&self.folder, of.version.0), Ok);
+        let put = draft.and_then(|mut draft| draft.put(of.stage.0.into(), part).map(|()| draft));
+        let mut drafts = self.drafts();
+        drafts.writing = None;
+        self.written.notify_all();
+        drafts.open.insert(key, put?);
         Ok(true)
     }
 
     fn publish(&self, version: Step, skipped: u64) -> Result<(), DiskError> {
         let draft = {
-            let Drafts { open, .. } = &mut *self.drafts();
+            let drafts = self.drafts();
+            // A part of it may be written once more, for a worker that was asked for it in another's place.
+            let is_writing = |drafts: &mut Drafts| drafts.writing.is_some_and(|(_, of)| of == version);
+            let drafts = self.written.wait_while(drafts, is_writing);
+            let Drafts { open, .. } = &mut *drafts.unwrap_or_else(PoisonError::into_inner);
             let key = open.keys().copied().rfind(|(_, of)| *of == version);
             let draft = key.and_then(|key| open.remove(&key));
             open.retain(|(_, of), _| *of > version);

@@ -6,7 +6,7 @@
 //! and only a cut loses messages. Control waits behind nothing, tensors of work only behind each other, sums get
 //! what those leave, and states what is left then. Tensors of a kind arrive in the order in which they were sent.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 
 use starling_swarm::ids::{Address, SiteId};
 use starling_swarm::message::Urgency;
@@ -44,8 +44,8 @@ struct Host {
     up: [Way; 2],
     down: [Way; 2],
     /// When the last tensor arrives that is on its way from here, by whom it is for and how urgent it is: a connection
-    /// keeps its order.
-    sent: HashMap<(Address, Urgency), u64>,
+    /// keeps its order. Few are on their way at a time, so they are looked through.
+    sent: Vec<((Address, Urgency), u64)>,
     /// How many those were when the ones that have arrived were last forgotten.
     swept: usize,
 }
@@ -53,13 +53,17 @@ struct Host {
 impl Host {
     /// Something leaves for `to` and would arrive at that time; when it does.
     fn in_order(&mut self, to: Address, urgency: Urgency, now: u64, arrives: u64) -> u64 {
+        let key = (to, urgency);
+        if let Some((_, last)) = self.sent.iter_mut().find(|(sent, _)| *sent == key) {
+            *last = arrives.max(*last);
+            return *last;
+        }
         if self.sent.len() > 2 * self.swept + 8 {
-            self.sent.retain(|_, at| *at > now);
+            self.sent.retain(|(_, at)| *at > now);
             self.swept = self.sent.len();
         }
-        let last = self.sent.entry((to, urgency)).or_default();
-        *last = arrives.max(*last);
-        *last
+        self.sent.push((key, arrives));
+        arrives
     }
 }
 

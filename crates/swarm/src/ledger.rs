@@ -8,20 +8,24 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::*;
 use crate::lots::Lots;
+use crate::small::SmallMap;
 
 /// The ledger of the open step.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Ledger {
     lots: Lots,
     holders: Vec<Vec<Option<PeerId>>>,
     open: Vec<u32>,
+    /// How many lots each peer has sealed that count, of whatever stage.
+    counts: SmallMap<PeerId, u32>,
 }
 
 impl Ledger {
     /// Everything open.
     pub fn new(stages: u16, lots: Lots) -> Ledger {
         let open = vec![lots.lots; stages as usize];
-        Ledger { lots, holders: vec![vec![None; lots.lots as usize]; stages as usize], open }
+        let holders = vec![vec![None; lots.lots as usize]; stages as usize];
+        Ledger { lots, holders, open, counts: SmallMap::default() }
     }
 
     /// A peer says that it has all of a lot; whether its sum counts. Saying it again changes nothing.
@@ -33,6 +37,7 @@ impl Ledger {
         if holder.is_none() {
             *holder = Some(peer);
             self.open[stage.0 as usize] -= 1;
+            *self.counts.get_or_insert_with(peer, || 0) += 1;
         }
         *holder == Some(peer)
     }
@@ -49,6 +54,9 @@ impl Ledger {
             Some(holder) if *holder == Some(peer) => {
                 *holder = None;
                 self.open[stage.0 as usize] += 1;
+                if let Some(count) = self.counts.get_mut(peer) {
+                    *count -= 1;
+                }
                 true
             }
             _ => false,
@@ -112,9 +120,9 @@ impl Ledger {
         self.holders[stage.0 as usize].iter().filter(|holder| **holder == Some(peer)).count()
     }
 
-    /// Who has sealed, once for each lot and stage.
-    pub fn all_holders(&self) -> impl Iterator<Item = PeerId> {
-        self.holders.iter().flatten().flatten().copied()
+    /// How many lots count for this peer, of whatever stage.
+    pub fn count_of_all(&self, peer: PeerId) -> u32 {
+        self.counts.get(peer).copied().unwrap_or(0)
     }
 
     /// Everybody whose sums count in a stage.

@@ -1,10 +1,9 @@
 //! Peers that hold a stage are moved to another when it pays: after a commit, when they lose least, or when somebody has
 //! gone from a stage and the others would wait for it.
 
-use std::collections::BTreeMap;
-
+use crate::coordinator::leasing::OpenStep;
 use crate::coordinator::{Command, Coordinator};
-use crate::ids::{PeerId, StageId};
+use crate::ids::StageId;
 use crate::message::Source;
 use crate::rebalance::{Decision, Placed, Policy, Task, Terms, decide, swarm_rule};
 use crate::time::{Span, Time};
@@ -122,14 +121,7 @@ impl Coordinator {
 
     pub(super) fn placed(&self) -> Vec<Placed> {
         let size = f64::from(self.spec.lots.largest());
-        let mut holds: BTreeMap<PeerId, (f64, f64)> = BTreeMap::new();
-        for (open, closing) in self.steps.iter().zip((0..).map(|index| index == 0)) {
-            for holder in open.ledger.all_holders() {
-                let (all, first) = holds.entry(holder).or_default();
-                *all += size;
-                *first += if closing { size } else { 0.0 };
-            }
-        }
+        let sealed = |step: &OpenStep, peer| size * f64::from(step.ledger.count_of_all(peer));
         // Who saves the version that was just made is left alone.
         let savers = self.last_commit().map_or(&[][..], |commit| &commit.savers);
         let staying = self.members.iter().filter(|(_, member)| !member.draining);
@@ -138,7 +130,8 @@ impl Coordinator {
             let closes = member.is_active() && member.since() <= self.book.step;
             // Who came in the middle of the step is no substitute for who has the weights that it is computed with.
             let settled = member.is_whole() && closes && !savers.contains(&peer);
-            let (holds, closing) = holds.get(&peer).copied().unwrap_or_default();
+            let holds = self.steps.iter().map(|step| sealed(step, peer)).sum();
+            let closing = self.steps.front().map_or(0.0, |step| sealed(step, peer));
             Some(Placed { peer, stage, speed, settled, holds, closing, closes })
         });
         placed.collect()

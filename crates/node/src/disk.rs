@@ -100,7 +100,8 @@ impl Disk {
     pub fn start(journal: Journal, checkpoints: &Path, progress: Progress) -> Result<Disk, DiskError> {
         checkpoint::sweep(checkpoints)?;
         let (folder, stages) = (checkpoints.to_path_buf(), progress.run.train.stages);
-        let archive = Arc::new(Archive { folder, progress, stages, drafts: Mutex::default(), written: Condvar::new() });
+        let archive =
+            Arc::new(Archive { folder, progress, stages, drafts: Mutex::default(), written: Condvar::new() });
         let (records, to_write) = mpsc::channel(MOST_RECORDS);
         let (parts, chores) = mpsc::channel(MOST_CHORES);
         let (sender, done) = mpsc::channel(MOST_RECORDS);

@@ -310,6 +310,7 @@ impl Driver {
             return self.refusals.count(Refusal::Repeated);
         }
         let wiring = &mut self.wirings[stage.0 as usize];
+        wiring.hear(hop.peer, pass, flight.since, now);
         if let Some(computed) = computed {
             if (flight.stage, flight.pass) == (stage, pass) {
                 // An answer that comes late, after a stop or a cut, teaches no more than its deadline: otherwise one
@@ -337,9 +338,10 @@ impl Driver {
         let known = self.tell_onward(at, microbatch, flight, stage, out);
         let Some(run) = self.lots.get(&at) else { return };
         let Some(hop) = run.route.get(stage.0 as usize) else { return self.give_up_route(at) };
-        let deadline = now + self.patience(stage, pass, hop.peer, run.retries);
+        let patience = self.patience(stage, pass, hop.peer, run.retries);
         if let Some(run) = self.lots.get_mut(&at) {
-            run.flights.insert(microbatch, Flight { stage, pass, since: now, deadline, known, ..flight });
+            let flight = Flight::begun(flight.attempt, (stage, pass), now, patience, known);
+            run.flights.insert(microbatch, flight);
         }
         self.note_wake(at);
     }
@@ -369,11 +371,11 @@ impl Driver {
     }
 
     /// How long to wait for a peer: what such responses took so far, or twice what the peer needs for all that it
-    /// owes us, whichever is longer. The first alone would call every slow peer with a queue late.
+    /// owes us, whichever is longer. The first alone would call every slow peer late that has a queue, or a slow link.
     fn patience(&self, stage: StageId, pass: Pass, peer: PeerId, retries: u32) -> Span {
         let tuning = self.spec.tuning;
         let estimate = self.responses[stage.0 as usize][pass as usize];
-        let busy = self.wirings[stage.0 as usize].busy_for(peer).times(2) + tuning.slack;
+        let busy = self.wirings[stage.0 as usize].busy_for(peer, pass).times(2) + tuning.slack;
         // What a straggler taught the estimate is not doubled without end.
         estimate.deadline(tuning.slack, tuning.unknown, retries.min(2)).max(busy)
     }
@@ -437,6 +439,8 @@ impl Driver {
         if run.not_before.take_if(|not_before| *not_before <= now).is_some() {
             self.queue.send_again(at, run.is_redo());
         }
+        self.put_off(at);
+        let Some(run) = self.lots.get(&at) else { return };
         let late = run.flights.values().find(|flight| flight.deadline <= now).copied();
         let unsealed = run.finished.is_some_and(|finished| finished + linger(&self.spec, run) <= now);
         if let Some(flight) = late {
@@ -453,6 +457,25 @@ impl Driver {
             wanted.into_iter().for_each(|stage| self.reroute(at, stage, out));
         }
         self.note_wake(at);
+    }
+
+    /// The deadlines of those are put off whose peers tell of other work: they wait for their turn.
+    fn put_off(&mut self, at: LotOf) {
+        let (now, wirings) = (self.now, &self.wirings);
+        let Some(run) = self.lots.get_mut(&at) else { return };
+        let route = &run.route;
+        let put_off = |flight: &Flight| {
+            let (hop, wiring) = (route.get(flight.stage.0 as usize)?, wirings.get(flight.stage.0 as usize)?);
+            Some(flight.put_off(wiring.heard(hop.peer)?))
+        };
+        let over = run.flights.iter().filter(|(_, flight)| flight.deadline <= now);
+        let later: Vec<(Microbatch, Option<Time>)> =
+            over.map(|(microbatch, flight)| (microbatch, put_off(flight))).collect();
+        for (microbatch, later) in later {
+            if let (Some(flight), Some(later)) = (run.flights.get_mut(microbatch), later) {
+                flight.deadline = later.max(flight.deadline);
+            }
+        }
     }
 
     /// Takes note of when a lot wants to be looked at.

@@ -54,6 +54,7 @@
 pub mod coordinator;
 pub mod deadline;
 pub mod driver;
+pub mod feeding;
 pub mod ids;
 pub mod journal;
 pub mod ledger;

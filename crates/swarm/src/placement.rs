@@ -1,5 +1,7 @@
 //! Which peer holds which stage. Pure; every decision comes with its reason.
 
+mod sites;
+
 use std::collections::BTreeMap;
 
 use crate::ids::{PeerId, SiteId, StageId};
@@ -32,9 +34,9 @@ pub struct Placing {
 const ALIKE: f64 = 0.9;
 
 /// Places the idle peers, the fastest first, each where the pipeline is slowest; of those that are about as fast one
-/// site after the other, so that each site gets as much of the pipeline as it can hold. `costs` are the stages' costs
-/// against the average. If that leaves a stage without a holder, peers are taken from the stages that can best
-/// spare one. `None`: there are fewer peers than stages, and nothing can be done but wait.
+/// site after the other, so that each site gets as much of the pipeline as it can hold. Then those that are alike
+/// exchange their places, so that links between sites have little to carry. `costs` are the stages' costs against the
+/// average. If that leaves a stage without a holder, peers are taken from the stages that can best spare one. `None`: there are fewer peers than stages, and nothing can be done but wait.
 pub fn place(candidates: &[Candidate], costs: &[f64]) -> Option<Vec<Placing>> {
     if candidates.len() < costs.len() {
         return None;
@@ -74,6 +76,7 @@ pub fn place(candidates: &[Candidate], costs: &[f64]) -> Option<Vec<Placing>> {
         let reason = format!("{empty} had no holder left; {peer} could best be spared");
         placings.push(Placing { peer, stage: empty, reason });
     }
+    sites::exchange(candidates, &mut placings, costs.len());
     Some(placings)
 }
 

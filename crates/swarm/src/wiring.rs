@@ -10,9 +10,11 @@
 //! A hop to another site is a handicap in the same currency, not a ban: it is preferred as soon as the near
 //! peers are busier by that much (the driver says by how much, see `routing`).
 
+use std::collections::BTreeMap;
+
 use crate::ids::{PeerId, SiteId, Step};
 use crate::message::{Holder, Pass};
-use crate::time::Span;
+use crate::time::{Span, Time};
 
 /// The weight of a new measurement in the average (SWARM's γ).
 const GAMMA: f64 = 0.2;
@@ -43,6 +45,12 @@ struct Account {
     to_return: u32,
     /// Microbatches that it does again, before everything else.
     urgent: u32,
+    /// When it last told us of any work.
+    heard: Option<Time>,
+    /// For either pass: from one microbatch that it is done with to the next, as long as there are any, and when it last
+    /// was. What comes over a slow wire comes no faster than that, however fast the device is.
+    every_us: [f64; 2],
+    done: [Option<Time>; 2],
 }
 
 /// What is known of a peer.
@@ -118,6 +126,9 @@ impl Account {
             blame: 1.0,
             to_return: 0,
             urgent: 0,
+            heard: None,
+            every_us: [0.0; 2],
+            done: [None; 2],
         }
     }
 
@@ -218,9 +229,13 @@ impl Wiring {
         self.account(peer).map(|account| account.about)
     }
 
-    /// How many such holders there are.
-    pub fn count(&self, is_such: impl Fn(PeerId, About) -> bool) -> usize {
-        self.peers.iter().zip(&self.accounts).filter(|(peer, account)| is_such(**peer, account.about)).count()
+    /// How many holders stand where.
+    pub fn by_site(&self) -> BTreeMap<SiteId, usize> {
+        let mut holders = BTreeMap::new();
+        for account in &self.accounts {
+            *holders.entry(account.about.site).or_default() += 1;
+        }
+        holders
     }
 
     /// Whether there is such a holder.
@@ -348,12 +363,33 @@ impl Wiring {
     }
 
     /// How long a peer may need for all that it owes us, and one microbatch more: what it has now, and what may
-    /// come back to it before it gets there.
-    pub fn busy_for(&self, peer: PeerId) -> Span {
+    /// come back to it before it gets there; or what is on its way to it, if that takes longer.
+    pub fn busy_for(&self, peer: PeerId, pass: Pass) -> Span {
         let us = |account: &Account| {
-            f64::from(account.about.owes.saturating_add(1)) * (account.forward_us + account.backward_us)
+            let computing_us =
+                f64::from(account.about.owes.saturating_add(1)) * (account.forward_us + account.backward_us);
+            let coming = match pass {
+                Pass::Forward => account.about.to_begin,
+                Pass::Backward => account.to_return,
+            };
+            computing_us.max(f64::from(coming.saturating_add(1)) * account.every_us[pass as usize])
         };
         Span(self.account(peer).map_or(0.0, us) as u64)
+    }
+
+    /// When a peer last told us of any work.
+    pub fn heard(&self, peer: PeerId) -> Option<Time> {
+        self.account(peer)?.heard
+    }
+
+    /// A peer is done with a microbatch that was given to it at that time.
+    pub fn hear(&mut self, peer: PeerId, pass: Pass, given: Time, now: Time) {
+        let Some(place) = self.place(peer) else { return };
+        let account = &mut self.accounts[place];
+        account.heard = Some(now);
+        let (before, every_us) = (&mut account.done[pass as usize], &mut account.every_us[pass as usize]);
+        let began = before.replace(now).map_or(given, |before| before.max(given));
+        *every_us += GAMMA * (now.since(began).0 as f64 - *every_us);
     }
 
     /// Takes a measured time of computing.

@@ -29,6 +29,7 @@ use crate::spec::Spec;
 use crate::time::Time;
 use book::Book;
 pub use io::{Command, Input};
+pub use jobs::WAITING;
 use jobs::{Jobs, Key};
 use joining::Fetch;
 use reduction::Reduction;
@@ -78,6 +79,8 @@ pub struct Worker {
 pub struct Queues {
     /// Microbatches at work.
     pub jobs: usize,
+    /// Those of them that are between forward and backward.
+    pub begun: usize,
     /// Lots with anything in them.
     pub lots: usize,
     /// Messages that are ahead of it.
@@ -91,6 +94,7 @@ impl Queues {
     pub fn longest(self, other: Queues) -> Queues {
         Queues {
             jobs: self.jobs.max(other.jobs),
+            begun: self.begun.max(other.begun),
             lots: self.lots.max(other.lots),
             ahead: self.ahead.max(other.ahead),
             kept_bytes: self.kept_bytes.max(other.kept_bytes),
@@ -204,6 +208,7 @@ impl Worker {
     pub fn queues(&self) -> Queues {
         Queues {
             jobs: self.jobs.len(),
+            begun: self.jobs.begun(),
             lots: self.books.values().map(Book::len).sum(),
             ahead: self.ahead.len(),
             kept_bytes: self.jobs.kept_bytes(),

@@ -1,7 +1,7 @@
 //! Every queue stays within its bound.
 
 use starling_swarm::spec::{Spec, Tuning};
-use starling_swarm::worker::Queues;
+use starling_swarm::worker::{Queues, WAITING};
 
 use crate::invariants::{Fact, Invariant};
 
@@ -26,14 +26,15 @@ impl Invariant for Bounded {
     fn observe(&mut self, fact: Fact<'_>) -> Result<(), String> {
         let Tuning { keep_bytes, in_flight, leases, .. } = self.tuning;
         match fact {
-            Fact::WorkerQueues(peer, Queues { jobs, lots, ahead, kept_bytes })
-                if jobs > self.tuning.jobs
+            Fact::WorkerQueues(peer, Queues { jobs, begun, lots, ahead, kept_bytes })
+                if begun > self.tuning.jobs
+                    || jobs > (1 + WAITING) * self.tuning.jobs
                     || lots > self.lots
                     || ahead > self.tuning.ahead
                     || kept_bytes > keep_bytes =>
             {
                 Err(format!(
-                    "{peer} has {jobs} jobs, {lots} lots, {ahead} messages ahead, keeps {kept_bytes} B"
+                    "{peer} has {jobs} jobs, {begun} of them begun, {lots} lots, {ahead} messages ahead, keeps {kept_bytes} B"
                 ))
             }
             Fact::DriverQueues(driver, (has_leases, flying))

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::coordinator::doubting::Doubts;
 use crate::coordinator::members::DriverMember;
 use crate::coordinator::{Closing, Command, Coordinator};
+use crate::feeding::peers_fed_from;
 use crate::ids::*;
 use crate::ledger::Ledger;
 use crate::message::*;
@@ -112,7 +113,7 @@ impl Coordinator {
     /// The driver whose window has the most room.
     fn least_busy_driver(&self) -> Option<DriverId> {
         let open = self.drivers.iter().filter(|(_, driver)| driver.leases < driver.window);
-        let filled = |driver: &DriverMember| driver.leases as f64 / driver.window as f64;
+        let filled = |driver: &DriverMember| driver.leases as f64 / driver.window.max(1) as f64;
         open.min_by(|a, b| filled(a.1).total_cmp(&filled(b.1)).then(a.0.cmp(b.0))).map(|(&driver, _)| driver)
     }
 
@@ -124,16 +125,19 @@ impl Coordinator {
             return self.drivers.values_mut().for_each(|driver| driver.window = most);
         }
         let active = || self.members.values().filter(|member| member.is_active());
-        let all = active().count();
-        // Lots begin at home, so a site's part of the work is its part of the first stage.
+        // Lots begin at home, so a driver's part of the work is its part of the first stage.
         let mut first: BTreeMap<SiteId, usize> = BTreeMap::new();
         for member in active().filter(|member| member.stage == Some(StageId(0))) {
             *first.entry(member.capability.site).or_default() += 1;
         }
-        let firsts: usize = first.values().sum();
+        let sites: Vec<SiteId> = self.drivers.values().map(|driver| driver.site).collect();
+        let all = active().count() as f64 / first.values().sum::<usize>().max(1) as f64;
         for driver in self.drivers.values_mut() {
-            let peers = first.get(&driver.site).map_or(all, |here| (all * here).div_ceil(firsts));
-            driver.window = (2 * self.spec.tuning.depth * peers).clamp(2, most.max(2));
+            let peers = peers_fed_from(driver.site, &sites, &first) * all;
+            let window = ((2 * self.spec.tuning.depth) as f64 * peers).ceil() as usize;
+            // Who feeds nobody gets nothing, unless nobody is there whom anybody could feed.
+            let least = if first.is_empty() || peers > 0.0 { 2 } else { 0 };
+            driver.window = window.clamp(least, most.max(2));
         }
     }
 

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::driver::lot::Flight;
 use crate::driver::routing::Search;
 use crate::driver::{Command, Driver};
+use crate::feeding::peers_fed_from;
 use crate::ids::*;
 use crate::message::*;
 use crate::spec::{Reduce, Sync};
@@ -249,13 +250,14 @@ impl Driver {
     /// How many microbatches we may have in flight: so many for each peer, shared among the drivers as the first stage
     /// is, where lots begin. With more, a step takes longer to drain; with fewer, some have nothing to do.
     pub(super) fn room_for_all(&self) -> usize {
-        let peers: usize = self.wirings.iter().map(Wiring::len).sum();
-        let first = &self.wirings[0];
-        let ours = first.count(|_, about| about.site == self.site || !self.driven.contains(&about.site));
         let tuning = self.spec.tuning;
-        // A driver without a peer at home works for whoever is there.
-        let ours = if ours == 0 { first.len() } else { ours };
-        tuning.in_flight.min((tuning.depth * peers * ours).div_ceil(first.len().max(1)))
+        let peers: usize = self.wirings.iter().map(Wiring::len).sum();
+        let first = self.wirings[0].by_site();
+        let ours =
+            peers_fed_from(self.site, &self.driven, &first) / first.values().sum::<usize>().max(1) as f64;
+        // Whoever feeds nobody still sees through what it was given.
+        let room = ((tuning.depth * peers) as f64 * ours).ceil().max(1.0);
+        tuning.in_flight.min(room as usize)
     }
 
     /// The next lot that has no route, with one.
@@ -321,13 +323,13 @@ impl Driver {
         let first = (StageId(0), Pass::Forward);
         let Some(run) = self.lots.get(&at).filter(|run| run.not_before.is_none()) else { return };
         let Some(hop) = run.route.first() else { return };
-        let deadline = self.now + self.patience(first.0, first.1, hop.peer, run.retries);
+        let patience = self.patience(first.0, first.1, hop.peer, run.retries);
         while self.has_room(is_redo) {
             let Some(run) = self.lots.get_mut(&at) else { return };
             let Some((microbatch, ())) = run.waiting.pop_first() else { break };
             let attempt = run.attempt;
             let known = run.route.len();
-            let flight = Flight { attempt, stage: first.0, pass: first.1, since: self.now, deadline, known };
+            let flight = Flight::begun(attempt, first, self.now, patience, known);
             run.flights.insert(microbatch, flight);
             *self.flying.of(run) += 1;
             let (lease, route) = (run.lease.number, run.route.clone());

@@ -56,10 +56,36 @@ pub struct Flight {
     pub pass: Pass,
     /// Since when.
     pub since: Time,
-    /// When it is late.
+    /// When it is late, unless its peer tells us of other work meanwhile: then it waits for its turn.
     pub deadline: Time,
+    /// How long the peer may tell us of nothing.
+    pub patience: Span,
     /// How much of the route those who compute it know.
     pub known: usize,
+}
+
+/// How many times its patience a flight may take while its peer is at work on others: queues before it, on the wire as in
+/// the device, grow faster than what was measured says. If all that waits in them were called late and sent anew,
+/// they would only grow longer (64 peers in 8 sites closed no step in an hour). And no more than that, since what was lost
+/// between two that live is found by nothing else.
+const PATIENCES: u64 = 4;
+
+impl Flight {
+    /// A microbatch is on its way to a peer, which may take so long to answer.
+    pub fn begun(
+        attempt: Attempt,
+        (stage, pass): (StageId, Pass),
+        since: Time,
+        patience: Span,
+        known: usize,
+    ) -> Flight {
+        Flight { attempt, stage, pass, since, deadline: since + patience, patience, known }
+    }
+
+    /// Its deadline, if its peer was heard of then.
+    pub fn put_off(&self, heard: Time) -> Time {
+        (heard + self.patience).min(self.since + self.patience.times(PATIENCES))
+    }
 }
 
 impl Owed {
@@ -212,4 +238,20 @@ impl LotRun {
 /// All microbatches of a lot.
 fn whole(microbatches: std::ops::Range<u32>) -> SmallMap<Microbatch, ()> {
     microbatches.map(|microbatch| (Microbatch(microbatch), ())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flight_waits_while_its_peer_is_at_work_on_others_but_not_for_ever() {
+        let (first, patience) = ((StageId(0), Pass::Forward), Span::s(2));
+        let flight = Flight::begun(Attempt(0), first, Time(0) + Span::s(10), patience, 1);
+        let at = |s: u64| Time(0) + Span::s(s);
+        assert_eq!(flight.deadline, at(12));
+        assert_eq!(flight.put_off(at(9)), at(11), "nothing was heard since it was sent");
+        assert_eq!(flight.put_off(at(11)), at(13));
+        assert_eq!(flight.put_off(at(17)), at(18), "what is lost on its way is found out in the end");
+    }
 }

@@ -33,7 +33,7 @@ impl Worker {
         if self.answer_from_what_is_here(&work, fence, grant, out) {
             return;
         }
-        if !self.make_room(now, out) {
+        if !self.jobs.has_room() {
             self.refusals.count(Refusal::Busy);
             return self.decline(&work, fence, Decline::Busy, out);
         }
@@ -251,6 +251,7 @@ impl Worker {
             return;
         }
         let sync = self.spec.sync;
+        self.give_up_overdue(now, out);
         while let Some((job, pass, input)) = self.jobs.start(now) {
             out.push(match pass {
                 Pass::Backward => Command::Backward(job.id, input),
@@ -346,17 +347,13 @@ impl Worker {
         true
     }
 
-    fn make_room(&mut self, now: Time, out: &mut Vec<Command>) -> bool {
+    /// If the device has nothing to do because gradients do not come, whoever waits longest for one is given up.
+    fn give_up_overdue(&mut self, now: Time, out: &mut Vec<Command>) {
         let tuning = self.spec.tuning;
         let longest = self.away_time.deadline(tuning.slack, tuning.unknown, 1);
-        match self.jobs.room(Time(now.0.saturating_sub(longest.0))) {
-            Ok(()) => true,
-            Err(None) => false,
-            Err(Some(key)) => {
-                out.extend(self.jobs.remove(key).map(|job| Command::Forget(job.id)));
-                true
-            }
-        }
+        let overdue = self.jobs.overdue(Time(now.0.saturating_sub(longest.0)));
+        let job = overdue.and_then(|key| self.jobs.remove(key));
+        out.extend(job.map(|job| Command::Forget(job.id)));
     }
 
     fn is_last(&self) -> bool {

@@ -21,9 +21,14 @@ use crate::worker::book::JobId;
 /// heard of it and decided what that is (48 peers on two cores: a 60th of their time).
 const AHEAD: usize = 2;
 
+/// Microbatches that wait for forward, at the most, for each that may be between forward and backward. They take little:
+/// their input. What has crossed a slow link is not sent away again because others were there first.
+pub const WAITING: usize = 2;
+
 /// The microbatches at a worker, a bounded number.
 #[derive(Clone, Debug)]
 pub struct Jobs {
+    /// Of those between forward and backward.
     limit: usize,
     keep_bytes: u64,
     kept_bytes: u64,
@@ -129,7 +134,7 @@ pub fn key(work: &Work, fence: Fence) -> Key {
 }
 
 impl Jobs {
-    /// Room for `limit` microbatches at work, and for `keep_bytes` of those that are done.
+    /// Room for `limit` microbatches between forward and backward, and for `keep_bytes` of those that are done.
     pub fn new(limit: usize, keep_bytes: u64) -> Jobs {
         Jobs {
             limit,
@@ -170,17 +175,27 @@ impl Jobs {
         self.jobs.get_mut(self.index.get(&key)?.0)
     }
 
-    /// Whether there is room; if not, the job that has waited for a gradient since before `patience`, if there is
-    /// one: its driver is likely gone.
-    pub fn room(&self, patience: Time) -> Result<(), Option<Key>> {
-        if self.len() < self.limit {
-            return Ok(());
+    /// How many are between forward and backward, or at either of them.
+    pub fn begun(&self) -> usize {
+        self.len() - self.ready[Pass::Forward as usize].len()
+    }
+
+    /// Whether another one may come in.
+    pub fn has_room(&self) -> bool {
+        self.ready[Pass::Forward as usize].len() < WAITING * self.limit
+    }
+
+    /// If there is nothing that could be begun, and nothing to go on with: what has waited for a gradient since before
+    /// `patience`. Its driver is likely gone.
+    pub fn overdue(&self, patience: Time) -> Option<Key> {
+        if self.begun() < self.limit || !self.running.is_empty() {
+            return None;
         }
         let waits = |(_, job): (u64, &Job)| match job.state {
             State::Away(since) if since < patience => Some((since, job.key())),
             _ => None,
         };
-        Err(self.jobs.iter().filter_map(waits).min().map(|(_, key)| key))
+        self.jobs.iter().filter_map(waits).min().map(|(_, key)| key)
     }
 
     /// A new microbatch, to be computed forward.
@@ -348,7 +363,7 @@ impl Jobs {
         // A gradient is folded after what the device has got meanwhile: were that another backward, there would be two.
         let alone = self.running.is_empty();
         if self.running.len() >= AHEAD
-            || (!alone && self.last == Pass::Backward && self.next_pass() == Pass::Backward)
+            || (!alone && self.last == Pass::Backward && self.next_pass() == Some(Pass::Backward))
         {
             return None;
         }
@@ -362,16 +377,19 @@ impl Jobs {
 
     /// Whose turn it is.
     fn next(&mut self) -> Option<JobId> {
-        let pass = self.next_pass();
+        let pass = self.next_pass()?;
         self.ready[pass as usize].pop_first().map(|((.., id), ())| id)
     }
 
-    fn next_pass(&self) -> Pass {
-        let first = |pass: Pass| self.ready[pass as usize].keys().next();
+    fn next_pass(&self) -> Option<Pass> {
+        let may_begin = self.begun() < self.limit;
+        let first = |pass: Pass| {
+            self.ready[pass as usize].keys().next().filter(|_| pass == Pass::Backward || may_begin)
+        };
         let again = |pass: &Pass| first(*pass).is_some_and(|(haste, ..)| haste == Haste::Again);
         let other = if self.last == Pass::Forward { Pass::Backward } else { Pass::Forward };
         let pass = [Pass::Backward, Pass::Forward].into_iter().find(again);
-        pass.or(first(other).map(|_| other)).unwrap_or(self.last)
+        pass.or_else(|| [other, self.last].into_iter().find(|pass| first(*pass).is_some()))
     }
 }
 
@@ -421,6 +439,26 @@ mod tests {
         assert_eq!(start(&mut jobs), Some((again, Pass::Forward)));
         assert_eq!(start(&mut jobs), Some((back, Pass::Backward)));
         assert_eq!(start(&mut jobs), Some((young, Pass::Forward)));
+    }
+
+    #[test]
+    fn what_waits_is_begun_when_there_is_memory_for_it() {
+        let mut jobs = Jobs::new(2, 0);
+        let ids = [0, 1, 2, 3, 4].map(|lot| add(&mut jobs, 1, lot, 1));
+        for id in &ids[..2] {
+            assert_eq!(start(&mut jobs), Some((*id, Pass::Forward)));
+            jobs.away(*id, Payload::default(), Time(5));
+        }
+        assert_eq!(start(&mut jobs), None, "two are between forward and backward");
+        assert!(jobs.has_room(), "and another one may wait");
+        add(&mut jobs, 1, 5, 1);
+        assert!(!jobs.has_room());
+        assert_eq!(jobs.overdue(Time(5)), None);
+        assert_eq!(jobs.overdue(Time(6)), jobs.job(ids[0]).map(Job::key), "its gradient may never come");
+        jobs.ready_backward(ids[1], None);
+        assert_eq!(start(&mut jobs), Some((ids[1], Pass::Backward)));
+        assert!(jobs.keep(ids[1], Payload::default()));
+        assert_eq!(start(&mut jobs), Some((ids[2], Pass::Forward)));
     }
 
     #[test]

@@ -82,6 +82,8 @@ fn compare(python: &Path, size: &Size, threads: usize, arguments: &Arguments) ->
     let mut single = arguments.bf16.then(|| Side::start(ours().arg(&directory))).transpose()?;
 
     let (mut ratios, mut to_single) = (Vec::new(), Vec::new());
+    // Of ours, PyTorch's, and ours with f32.
+    let mut least = [f64::INFINITY; 3];
     let (mut most, mut most_to_single, mut peaks) = (0f64, 0f64, (0, 0));
     for turn in 0..=PAIRS {
         let steps = if turn == 0 { WARM_UP } else { size.steps };
@@ -95,6 +97,9 @@ fn compare(python: &Path, size: &Size, threads: usize, arguments: &Arguments) ->
         ratios.push((theirs.seconds / ours.seconds).ln());
         to_single.extend(single.iter().map(|single| (single.seconds / ours.seconds).ln()));
         peaks = (ours.peak_kib, theirs.peak_kib);
+        for (least, turn) in least.iter_mut().zip([Some(&ours), Some(&theirs), single.as_ref()]) {
+            *least = turn.map_or(*least, |turn| least.min(turn.seconds));
+        }
         let single = single.map(|single| format!(", f32 {:.3} s", single.seconds)).unwrap_or_default();
         let (ours, theirs) = (ours.seconds, theirs.seconds);
         eprintln!("{}, {threads} threads: {ours:.3} s, PyTorch {theirs:.3} s{single}", size.name);
@@ -106,12 +111,14 @@ fn compare(python: &Path, size: &Size, threads: usize, arguments: &Arguments) ->
     let mut figures = vec![
         figure("tokens/s ÷ PyTorch's", mean.exp(), demanded(Must::AtLeast(size.must))),
         figure("lower 95 % bound", low.exp(), None),
+        figure("the same of the least times", least[1] / least[0], None),
         figure("memory ÷ PyTorch's", peaks.0 as f64 / peaks.1 as f64, demanded(Must::AtMost(0.6))),
     ];
     if arguments.bf16 {
         let (mean, low) = mean_and_bound(&to_single);
         figures.push(figure("tokens/s ÷ our f32's", mean.exp(), None));
         figures.push(figure("lower 95 % bound", low.exp(), None));
+        figures.push(figure("the same of the least times", least[2] / least[0], None));
         figures.push(figure("largest difference of a loss from f32's", most_to_single, None));
     } else {
         figures.push(figure("largest difference of a loss", most, Some(Must::AtMost(1e-4))));

@@ -5,8 +5,8 @@
 //! naive engine is obvious, this one is measured: `cargo xtask bench step`.
 //!
 //! With [`Cpu::bf16`] the products of linear layers and of the head round their operands to bf16, and only they: sums, norms,
-//! attention, the loss and updates stay single. That is a class of its own, on processors that have the instructions; others
-//! could compute the same bits in half of the time of f32 at the best, and are refused.
+//! attention, the loss and updates stay single. That is a class of its own, on processors that have the instructions. Others could
+//! only go through the same roundings slower than f32 is, which nobody wants: they are refused.
 //!
 //! What it keeps for backward is small: statistics of norms, the log-sum-exp of attention.
 

@@ -61,11 +61,8 @@ pub fn build(
     train: &TrainConfig,
     seed: u64,
 ) -> Result<Stages, BuildError> {
-    let mut train = train.clone();
-    if rule == Rule::Fixed && train.precision == Precision::Bf16 {
-        train.precision = Precision::F32;
-    }
-    with_engine!(train, engine => build_on(engine, architecture, rule, &train, seed))
+    let train = if rule == Rule::Fixed { &train.untrained() } else { train };
+    with_engine!(train, engine => build_on(engine, architecture, rule, train, seed))
 }
 
 /// One stage of a model, with initial weights, on its own engine.
@@ -175,6 +172,7 @@ pub fn plan(
     train: &TrainConfig,
     reduce: Reduce,
 ) -> Result<Vec<StagePlan>, BuildError> {
+    let train = &train.untrained();
     Ok(with_engine!(train, engine => plan_on(engine, architecture, rule, train, reduce)))
 }
 
@@ -356,6 +354,17 @@ mod tests {
     fn a_model_that_is_trained_with_bf16_can_be_asked_on_every_machine() {
         let architecture = ModelConfig { context: 4, width: 4, layers: 1, heads: 1, ..Default::default() };
         assert!(build(&architecture.architecture(9), Rule::Fixed, &with(Device::Cpu), 1).is_ok());
+    }
+
+    #[test]
+    fn a_run_with_bf16_can_be_planned_on_every_machine_and_takes_what_it_takes_with_f32() {
+        let architecture = ModelConfig { context: 4, width: 4, layers: 1, heads: 1, ..Default::default() };
+        let plan_with = |precision| {
+            let train = TrainConfig { precision, ..with(Device::Cpu) };
+            let rule = OptimiserConfig::default().rule();
+            plan(&architecture.architecture(9), rule, &train, Reduce::Exact).unwrap()
+        };
+        assert_eq!(plan_with(Precision::Bf16), plan_with(Precision::F32));
     }
 
     #[test]

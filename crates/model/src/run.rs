@@ -116,6 +116,15 @@ impl TrainConfig {
         step * batch + from..step * batch + (from + size).min(batch)
     }
 
+    /// The same where nothing is trained: every machine can plan, hold and ask a model, also one whose training takes bf16.
+    pub fn untrained(&self) -> TrainConfig {
+        let precision = match self.precision {
+            Precision::Bf16 => Precision::F32,
+            precision => precision,
+        };
+        TrainConfig { precision, ..self.clone() }
+    }
+
     /// The lots of a step.
     pub fn lots(&self) -> Lots {
         let microbatches = self.batch.div_ceil(self.microbatch);

@@ -1,4 +1,4 @@
-"""PyTorch's side of `cargo xtask bench step`: eager or compiled, f32, SDPA, fused AdamW. The head of
+"""PyTorch's side of `cargo xtask bench step`: eager or compiled, f32 or autocast to bf16, SDPA, fused AdamW. The head of
 crates/model/examples/step.rs says what is read and written; the initial weights are read here.
 """
 
@@ -35,8 +35,9 @@ def main(directory: Path):
     optimiser = torch.optim.AdamW(groups, lr=o["lr"], betas=betas, eps=o["epsilon"], fused=True)
 
     def loss_of(batch):
-        x, table = hidden(model, w, batch[:, :-1])
-        return F.cross_entropy(F.linear(x, table).flatten(0, 1), batch[:, 1:].flatten())
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=job["bf16"]):
+            x, table = hidden(model, w, batch[:, :-1])
+            return F.cross_entropy(F.linear(x, table).flatten(0, 1), batch[:, 1:].flatten())
 
     if job.get("compiled"):
         loss_of = torch.compile(loss_of)

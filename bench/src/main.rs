@@ -39,6 +39,9 @@ struct Arguments {
     /// In `step`, PyTorch is compiled (torch.compile) and not eager: then nothing is demanded
     #[arg(long)]
     compiled: bool,
+    /// In `step`, products take bf16 on both sides, and on a third they are Starling's in f32: then nothing is demanded
+    #[arg(long)]
+    bf16: bool,
     /// A folder with preemption traces for `sim`; it replays none without it
     #[arg(long, value_name = "FOLDER")]
     traces: Option<PathBuf>,

@@ -64,58 +64,76 @@ pub fn run(arguments: &Arguments) -> Result<Vec<Figure>> {
     let only: Vec<&str> = arguments.only.as_deref().map(|only| only.split(',').collect()).unwrap_or_default();
     for size in sizes().iter().filter(|size| only.is_empty() || only.contains(&size.name)) {
         for threads in [1, 2] {
-            figures.extend(compare(&python, size, threads, arguments.compiled)?);
+            figures.extend(compare(&python, size, threads, arguments)?);
         }
     }
     Ok(figures)
 }
 
-fn compare(python: &Path, size: &Size, threads: usize, compiled: bool) -> Result<Vec<Figure>> {
+fn compare(python: &Path, size: &Size, threads: usize, arguments: &Arguments) -> Result<Vec<Figure>> {
     let directory = root().join("target/bench/step");
     fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
-    write_job(&directory, size, threads, compiled)?;
+    write_job(&directory, size, threads, arguments)?;
     let ours = || program(root().join("target/release/examples/step"));
     run_tool(ours().arg(&directory).arg("write-weights"))?;
     let script = root().join("bench/python/step.py");
-    let mut starling = Side::start(ours().arg(&directory))?;
+    let mut starling = Side::start(ours().arg(&directory).args(arguments.bf16.then_some("bf16")))?;
     let mut torch = Side::start(program(python).arg(script).arg(&directory))?;
+    let mut single = arguments.bf16.then(|| Side::start(ours().arg(&directory))).transpose()?;
 
-    let mut most = 0f64;
-    let mut turn = |starling: &mut Side, torch: &mut Side, steps: u64| -> Result<(Turn, Turn)> {
+    let (mut ratios, mut to_single) = (Vec::new(), Vec::new());
+    // Of ours, PyTorch's, and ours with f32.
+    let mut least = [f64::INFINITY; 3];
+    let (mut most, mut most_to_single, mut peaks) = (0f64, 0f64, (0, 0));
+    for turn in 0..=PAIRS {
+        let steps = if turn == 0 { WARM_UP } else { size.steps };
         let (ours, theirs) = (starling.turn::<Turn>(steps)?, torch.turn::<Turn>(steps)?);
-        for (a, b) in ours.losses.iter().zip(&theirs.losses) {
-            most = most.max((a - b).abs());
+        let single = single.as_mut().map(|side| side.turn::<Turn>(steps)).transpose()?;
+        most = most.max(ours.difference(&theirs));
+        most_to_single = single.iter().fold(most_to_single, |most, single| most.max(ours.difference(single)));
+        if turn == 0 {
+            continue;
         }
-        Ok((ours, theirs))
-    };
-    turn(&mut starling, &mut torch, WARM_UP)?;
-    let mut ratios = Vec::new();
-    let mut peaks = (0, 0);
-    for _ in 0..PAIRS {
-        let (ours, theirs) = turn(&mut starling, &mut torch, size.steps)?;
         ratios.push((theirs.seconds / ours.seconds).ln());
+        to_single.extend(single.iter().map(|single| (single.seconds / ours.seconds).ln()));
         peaks = (ours.peak_kib, theirs.peak_kib);
-        eprintln!("{}, {threads} threads: {:.3} s, PyTorch {:.3} s", size.name, ours.seconds, theirs.seconds);
+        for (least, turn) in least.iter_mut().zip([Some(&ours), Some(&theirs), single.as_ref()]) {
+            *least = turn.map_or(*least, |turn| least.min(turn.seconds));
+        }
+        let single = single.map(|single| format!(", f32 {:.3} s", single.seconds)).unwrap_or_default();
+        let (ours, theirs) = (ours.seconds, theirs.seconds);
+        eprintln!("{}, {threads} threads: {ours:.3} s, PyTorch {theirs:.3} s{single}", size.name);
     }
-    let (mean, low) = mean_and_bound(&ratios);
     let name = |what: &str| format!("{}, {threads} threads: {what}", size.name);
     let figure = |what: &str, value, must| Figure { name: name(what), value, unit: String::new(), must };
-    let demanded = |must| Some(must).filter(|_| !compiled);
-    Ok(vec![
+    let demanded = |must| Some(must).filter(|_| !arguments.compiled && !arguments.bf16);
+    let (mean, low) = mean_and_bound(&ratios);
+    let mut figures = vec![
         figure("tokens/s ÷ PyTorch's", mean.exp(), demanded(Must::AtLeast(size.must))),
         figure("lower 95 % bound", low.exp(), None),
+        figure("the same of the least times", least[1] / least[0], None),
         figure("memory ÷ PyTorch's", peaks.0 as f64 / peaks.1 as f64, demanded(Must::AtMost(0.6))),
-        figure("largest difference of a loss", most, Some(Must::AtMost(1e-4))),
-    ])
+    ];
+    if arguments.bf16 {
+        let (mean, low) = mean_and_bound(&to_single);
+        figures.push(figure("tokens/s ÷ our f32's", mean.exp(), None));
+        figures.push(figure("lower 95 % bound", low.exp(), None));
+        figures.push(figure("the same of the least times", least[2] / least[0], None));
+        figures.push(figure("largest difference of a loss from f32's", most_to_single, None));
+    } else {
+        figures.push(figure("largest difference of a loss", most, Some(Must::AtMost(1e-4))));
+    }
+    Ok(figures)
 }
 
-fn write_job(directory: &Path, size: &Size, threads: usize, compiled: bool) -> Result<()> {
+fn write_job(directory: &Path, size: &Size, threads: usize, arguments: &Arguments) -> Result<()> {
     let steps = WARM_UP + PAIRS as u64 * size.steps;
     let optimiser =
         OptimiserConfig { lr: 3e-4, warmup_steps: 0, decay: Decay::Constant, ..Default::default() };
     let job = json!({
         "vocabulary": size.vocabulary, "model": size.model, "optimiser": optimiser,
-        "batch": size.batch, "steps": steps, "threads": threads, "compiled": compiled,
+        "batch": size.batch, "steps": steps, "threads": threads,
+        "compiled": arguments.compiled, "bf16": arguments.bf16,
     });
     fs::write(directory.join("job.json"), serde_json::to_string_pretty(&job)?)?;
     let tokens = steps * u64::from(size.batch) * (size.model.context as u64 + 1);
@@ -134,4 +152,11 @@ struct Turn {
     losses: Vec<f64>,
     /// The most memory that it has taken since its start.
     peak_kib: u64,
+}
+
+impl Turn {
+    /// How far the losses of the same steps lie apart at the most.
+    fn difference(&self, other: &Turn) -> f64 {
+        self.losses.iter().zip(&other.losses).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+    }
 }

@@ -77,7 +77,7 @@ fn verify(path: &Path) -> Result<ExitCode> {
     let mut stages = pipeline::build(
         &architecture,
         manifest.run.optimiser.rule(),
-        &manifest.run.train,
+        &manifest.run.train.untrained(),
         manifest.run.seed,
     )?;
     checkpoint.restore(&mut stages)?;

@@ -52,7 +52,12 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     };
     let files = written.as_ref().map(|(json, end)| (json.as_str(), end.as_str()));
     let what = Export { format, tokeniser: files, end_of_text: tokeniser.end_of_text() };
-    export(&checkpoint, &what, &arguments.out)?;
+    for (key, value) in export(&checkpoint, &what, &arguments.out)? {
+        words::tell(&format!(
+            "note: transformers' config.json has no place for {key} = {value}; the model computes the same there, but training \
+             goes on without it"
+        ));
+    }
     if written.is_none() {
         words::tell(
             "note: the model has no tokeniser that transformers knows; only its weights were written",

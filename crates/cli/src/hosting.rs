@@ -181,7 +181,7 @@ fn check_identity(folder: &RunFolder, charter: &Charter) -> Result<()> {
 fn begin_with(weights: &Weights, folder: &RunFolder, charter: &Charter, tokeniser: &Tokeniser) -> Result<()> {
     let Charter { run, definition, .. } = charter.clone();
     let architecture = run.model.architecture(definition.vocabulary);
-    let mut stages = pipeline::build(&architecture, run.optimiser.rule(), &run.train, run.seed)?;
+    let mut stages = pipeline::build(&architecture, run.optimiser.rule(), &run.train.untrained(), run.seed)?;
     weights.put_into(&mut stages)?;
     let progress = Progress { run, definition, tokeniser: tokeniser.clone(), skipped: 0 };
     checkpoint::save(&folder.checkpoints(), &progress, &stages)?;

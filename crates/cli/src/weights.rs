@@ -11,7 +11,7 @@ use starling_model::config::ModelConfig;
 use starling_model::engine::Dtype;
 use starling_model::optimiser::Rule;
 use starling_model::pipeline::{self, Stages, weights_hash};
-use starling_model::run::{Precision, Run, TrainConfig};
+use starling_model::run::{Run, TrainConfig};
 use starling_model::stage::{Stage, State};
 
 use crate::run_folder::checkpoint_at;
@@ -164,7 +164,7 @@ impl Weights {
             attention_dropout: run.model.attention_dropout,
             ..theirs.clone()
         };
-        let dtype = if run.train.precision == Precision::F32 { Dtype::F32 } else { Dtype::F64 };
+        let dtype = run.train.precision.dtype();
         let hash = self.hash(dtype)?;
         let Some(initial) = run.initial.as_mut() else { return Ok(()) };
         if !initial.weights.is_empty() && initial.weights != hash {

@@ -25,8 +25,13 @@ pub struct Export<'a> {
     pub end_of_text: u32,
 }
 
-/// Writes the model of a checkpoint as a new folder. It appears whole, or not at all.
-pub fn export(checkpoint: &Checkpoint, what: &Export<'_>, folder: &Path) -> Result<(), ExportError> {
+/// Writes the model of a checkpoint as a new folder. It appears whole, or not at all. What comes back are keys of `[model]` that
+/// its `config.json` cannot say, and their values: they matter to whoever goes on training there.
+pub fn export(
+    checkpoint: &Checkpoint,
+    what: &Export<'_>,
+    folder: &Path,
+) -> Result<Vec<(&'static str, String)>, ExportError> {
     if folder.exists() {
         return Err(ExportError::Exists(folder.to_path_buf()));
     }
@@ -45,7 +50,7 @@ pub fn export(checkpoint: &Checkpoint, what: &Export<'_>, folder: &Path) -> Resu
     if written.is_err() {
         let _ = fs::remove_dir_all(&aside);
     }
-    written
+    written.map(|()| family::unsaid(&architecture))
 }
 
 /// A tensor: its name, shape and bytes.

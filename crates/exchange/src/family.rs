@@ -29,6 +29,22 @@ pub(crate) fn config(architecture: &Architecture, end_of_text: u32, dtype: &str)
     }
 }
 
+/// Keys of `[model]` for which the `config.json` has no place, and their values: who trains the model there trains another.
+/// What it computes when it is asked is the same.
+pub(crate) fn unsaid(architecture: &Architecture) -> Vec<(&'static str, String)> {
+    let dropouts = match architecture.family {
+        Family::Gpt2 => &[][..],
+        Family::Llama => &[
+            ("model.dropout", architecture.residual_dropout),
+            ("model.embedding_dropout", architecture.embedding_dropout),
+        ],
+    };
+    let dropouts =
+        dropouts.iter().filter(|(_, rate)| *rate != 0.0).map(|(key, rate)| (*key, rate.to_string()));
+    let shared = Some(architecture.share_every).filter(|&layers| layers > 1);
+    dropouts.chain(shared.map(|layers| ("model.share_every", layers.to_string()))).collect()
+}
+
 /// What stands before all names but the output layer's, and before a block's number.
 fn prefixes(family: Family) -> (&'static str, &'static str) {
     match family {

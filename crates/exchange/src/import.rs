@@ -1,6 +1,6 @@
 //! A folder that `transformers` wrote.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -30,10 +30,13 @@ pub struct Pretrained {
     pub tokeniser: Option<String>,
     /// What its texts end with.
     pub ends: Vec<u32>,
-    files: Vec<(PathBuf, Mmap)>,
+    files: Vec<MappedFile>,
     /// The file of each parameter, and its name there.
     parameters: BTreeMap<String, (usize, String)>,
 }
+
+/// A file, and what it holds.
+type MappedFile = (PathBuf, Mmap);
 
 #[derive(Deserialize)]
 struct Head {
@@ -76,19 +79,8 @@ impl Pretrained {
         }
         let tokeniser = folder.join("tokenizer.json");
         let tokeniser = if tokeniser.exists() { Some(read(&tokeniser)?) } else { None };
-        let files = map_files(folder)?;
-        let mut parameters = BTreeMap::new();
-        for (number, (path, file)) in files.iter().enumerate() {
-            for name in tensors_of(path, file)?.names() {
-                let Some(parameter) = family::parameter_of(model.family, name, model.tied) else { continue };
-                let before = parameters.insert(parameter.to_string(), (number, name.to_string()));
-                if let Some((_, before)) = before {
-                    let why =
-                        format!("{before} is the same parameter, and nobody knows which of them counts");
-                    return Err(ImportError::Tensor { path: path.clone(), name: name.to_string(), why });
-                }
-            }
-        }
+        let (files, index) = map_files(folder)?;
+        let parameters = places(&model, &files, index.as_ref())?;
         let ends = ends(&head.eos_token_id, vocabulary)
             .ok_or_else(|| refuse("eos_token_id", head.eos_token_id.to_string()))?;
         let pretrained = Pretrained { model, vocabulary, tokeniser, ends, files, parameters };
@@ -182,18 +174,69 @@ fn ends(ids: &serde_json::Value, vocabulary: usize) -> Option<Vec<u32>> {
     ids.iter().map(known).collect::<Option<Vec<u32>>>().filter(|ids| ids.len() <= MOST_ENDS)
 }
 
-/// The files that hold weights: one, or those that an index names.
-fn map_files(folder: &Path) -> Result<Vec<(PathBuf, Mmap)>, ImportError> {
-    let (whole, index) = (folder.join("model.safetensors"), folder.join("model.safetensors.index.json"));
+/// The file of each parameter, and its name there. A parameter that stands twice, or elsewhere than the index says, is
+/// refused: whichever of them were taken, somebody would have meant the other.
+fn places(
+    model: &ModelConfig,
+    files: &[MappedFile],
+    index: Option<&Index>,
+) -> Result<BTreeMap<String, (usize, String)>, ImportError> {
+    let mut places: BTreeMap<String, (usize, String)> = BTreeMap::new();
+    for (number, (path, file)) in files.iter().enumerate() {
+        for name in tensors_of(path, file)?.names() {
+            let Some(parameter) = family::parameter_of(model.family, name, model.tied) else { continue };
+            let wrong = |why: String| ImportError::Tensor { path: path.clone(), name: name.into(), why };
+            if let Some((other, before)) = places.get(parameter) {
+                let there = files[*other].0.display();
+                return Err(wrong(format!(
+                    "{before} in {there} is the same parameter, and nobody knows which of them counts; remove one of them"
+                )));
+            }
+            places.insert(parameter.to_string(), (number, name.to_string()));
+        }
+    }
+    let Some(Index { weight_map }) = index else { return Ok(places) };
+    for (number, name) in places.values() {
+        let path = &files[*number].0;
+        let said = weight_map.get(name).map(String::as_str);
+        if said.is_none() || said != path.file_name().and_then(|file| file.to_str()) {
+            let said = said.unwrap_or("no file");
+            let why =
+                format!("the index says that {said} holds it; save the model again with save_pretrained");
+            return Err(ImportError::Tensor { path: path.clone(), name: name.clone(), why });
+        }
+    }
+    let is_missing = |name: &str| {
+        let parameter = family::parameter_of(model.family, name, model.tied);
+        parameter.is_some_and(|parameter| !places.contains_key(parameter))
+    };
+    if let Some((name, file)) = weight_map.iter().find(|(name, _)| is_missing(name)) {
+        let path = files.iter().map(|(path, _)| path).find(|path| path.ends_with(file));
+        let why = "the index says that it is there, and it is not; save the model again with save_pretrained";
+        return Err(ImportError::Tensor {
+            path: path.cloned().unwrap_or_default(),
+            name: name.clone(),
+            why: why.into(),
+        });
+    }
+    Ok(places)
+}
+
+/// The files that hold weights, and the index that names them, if there is one. Beside a whole file an index counts for
+/// nothing, as for `transformers`.
+fn map_files(folder: &Path) -> Result<(Vec<MappedFile>, Option<Index>), ImportError> {
+    let (whole, path) = (folder.join("model.safetensors"), folder.join("model.safetensors.index.json"));
+    let mut index = None;
     let names: Vec<PathBuf> = if whole.exists() {
         vec![whole]
-    } else if index.exists() {
-        let Index { weight_map } = serde_json::from_str(&read(&index)?)
-            .map_err(|source| ImportError::Json { path: index.clone(), source })?;
-        let names: std::collections::BTreeSet<String> = weight_map.into_values().collect();
+    } else if path.exists() {
+        let Index { weight_map } = serde_json::from_str(&read(&path)?)
+            .map_err(|source| ImportError::Json { path: path.clone(), source })?;
+        let names: BTreeSet<String> = weight_map.values().cloned().collect();
+        index = Some(Index { weight_map });
         // A name that leads out of the folder is none that `transformers` wrote.
         if let Some(name) = names.iter().find(|name| name.contains(['/', '\\'])) {
-            return Err(ImportError::Outside { path: index, name: name.clone() });
+            return Err(ImportError::Outside { path, name: name.clone() });
         }
         names.into_iter().map(|name| folder.join(name)).collect()
     } else {
@@ -205,7 +248,8 @@ fn map_files(folder: &Path) -> Result<Vec<(PathBuf, Mmap)>, ImportError> {
         let map = map_file(&file).map_err(trouble)?;
         Ok((path, map))
     };
-    names.into_iter().map(map).collect()
+    let files = names.into_iter().map(map).collect::<Result<Vec<_>, ImportError>>()?;
+    Ok((files, index))
 }
 
 #[allow(unsafe_code)]

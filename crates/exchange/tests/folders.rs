@@ -48,6 +48,15 @@ fn stages(model: &ModelConfig, seed: u64, cut: usize) -> Stages {
 
 /// Writes a model with the weights of a seed as `transformers` would; returns its folder.
 fn exported(model: &ModelConfig, format: Format, folder: &Path) -> PathBuf {
+    exported_and_unsaid(model, format, folder).0
+}
+
+/// The same, and what the folder cannot say.
+fn exported_and_unsaid(
+    model: &ModelConfig,
+    format: Format,
+    folder: &Path,
+) -> (PathBuf, Vec<(&'static str, String)>) {
     let data = DataConfig { synthetic: Some(SyntheticConfig::default()), ..Default::default() };
     let run = Run { name: "small".into(), model: model.clone(), data, ..Run::default() };
     let definition = run.definition(VOCABULARY, String::new());
@@ -55,10 +64,10 @@ fn exported(model: &ModelConfig, format: Format, folder: &Path) -> PathBuf {
     let path = checkpoint::save(&folder.join("checkpoints"), &progress, &stages(model, 5, 2)).unwrap();
     let what = Export { format, tokeniser: None, end_of_text: 36 };
     let out = folder.join("exported");
-    export(&Checkpoint::open(&path).unwrap(), &what, &out).unwrap();
+    let unsaid = export(&Checkpoint::open(&path).unwrap(), &what, &out).unwrap();
     let again = export(&Checkpoint::open(&path).unwrap(), &what, &out);
     assert!(matches!(again, Err(ExportError::Exists(_))));
-    out
+    (out, unsaid)
 }
 
 fn logits(stages: &Stages) -> Vec<f32> {
@@ -130,6 +139,31 @@ fn layers_that_share_their_weights_are_written_out() {
 }
 
 #[test]
+fn dropouts_come_back_and_those_that_the_folder_cannot_say_are_told() {
+    let rates = |model: ModelConfig| ModelConfig {
+        dropout: 0.1,
+        embedding_dropout: Some(0.2),
+        attention_dropout: Some(0.3),
+        ..model
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (path, unsaid) = exported_and_unsaid(&rates(model()), Format::F32, folder.path());
+    assert_eq!(unsaid, []);
+    assert_eq!(Pretrained::open(&path).unwrap().model, rates(model()));
+    let folder = tempfile::tempdir().unwrap();
+    let (path, unsaid) = exported_and_unsaid(&rates(llama()), Format::F32, folder.path());
+    assert_eq!(unsaid, [("model.dropout", "0.1".into()), ("model.embedding_dropout", "0.2".into())]);
+    assert_eq!(
+        Pretrained::open(&path).unwrap().model,
+        ModelConfig { attention_dropout: Some(0.3), ..llama() }
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let shared = ModelConfig { share_every: 2, ..llama() };
+    let unsaid = exported_and_unsaid(&shared, Format::F32, folder.path()).1;
+    assert_eq!(unsaid, [("model.share_every", "2".into())]);
+}
+
+#[test]
 fn half_the_bytes_give_nearly_the_same_model() {
     for (format, near) in [(Format::F16, 0.02), (Format::Bf16, 0.15)] {
         let (model, folder) = (model(), tempfile::tempdir().unwrap());
@@ -171,14 +205,40 @@ fn what_cannot_be_right_is_refused_with_its_name() {
     let index = r#"{"weight_map": {"wte.weight": "../elsewhere.safetensors"}}"#;
     std::fs::write(path.join("model.safetensors.index.json"), index).unwrap();
     assert!(matches!(Pretrained::open(&path), Err(ImportError::Outside { .. })));
-    std::fs::write(path.join("model.safetensors.index.json"), index.replace("../elsewhere", "whole"))
-        .unwrap();
-    std::fs::write(path.join("whole.safetensors"), &bytes).unwrap();
-    assert!(Pretrained::open(&path).is_ok(), "an index names the files");
-    let twice =
-        r#"{"weight_map": {"wte.weight": "whole.safetensors", "h.0.ln_1.weight": "again.safetensors"}}"#;
-    std::fs::write(path.join("model.safetensors.index.json"), twice).unwrap();
-    std::fs::write(path.join("again.safetensors"), &bytes).unwrap();
-    let told = Pretrained::open(&path).map(|_| ()).unwrap_err().to_string();
-    assert!(told.contains("is the same parameter"), "{told}");
+}
+
+#[test]
+fn a_tensor_that_stands_twice_or_not_where_the_index_says_is_refused_by_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = exported(&model(), Format::F32, folder.path());
+    let bytes = std::fs::read(path.join("model.safetensors")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    std::fs::remove_file(path.join("model.safetensors")).unwrap();
+    let lies_in_b = |name: &str| name.contains("h.3.");
+    let norm = "transformer.h.3.ln_1.weight";
+    // What each file holds, and the file that the index names.
+    let open = |holds: &dyn Fn(&str, &str) -> bool, says: &dyn Fn(&str) -> &'static str| {
+        for file in ["a", "b"] {
+            let held = tensors.tensors().into_iter().filter(|(name, _)| holds(file, name));
+            std::fs::write(path.join(file), safetensors::serialize(held, None).unwrap()).unwrap();
+        }
+        let map: std::collections::BTreeMap<String, &str> =
+            tensors.names().into_iter().map(|name| (name.to_string(), says(name))).collect();
+        let mut index = serde_json::json!({ "weight_map": map });
+        index["weight_map"].as_object_mut().unwrap().retain(|_, file| file != "");
+        std::fs::write(path.join("model.safetensors.index.json"), index.to_string()).unwrap();
+        Pretrained::open(&path).map(|_| ()).map_err(|error| error.to_string())
+    };
+    let right = |name: &str| if lies_in_b(name) { "b" } else { "a" };
+    assert_eq!(open(&|file, name| right(name) == file, &right), Ok(()));
+    let told = |result: Result<(), String>, why: &str| {
+        let told = result.unwrap_err();
+        assert!(told.contains(norm) && told.contains(why), "{told}");
+    };
+    told(open(&|file, name| right(name) == file || name == norm, &right), "is the same parameter");
+    let elsewhere = |name: &str| if name == norm { "a" } else { right(name) };
+    told(open(&|file, name| right(name) == file, &elsewhere), "the index says that a holds it");
+    let nowhere = |name: &str| if name == norm { "" } else { right(name) };
+    told(open(&|file, name| right(name) == file, &nowhere), "the index says that no file holds it");
+    told(open(&|file, name| right(name) == file && name != norm, &right), "and it is not");
 }

@@ -3,7 +3,8 @@
 //! ```text
 //! reads   DIR/job.json     {model, optimiser, batch, steps, threads}
 //!         DIR/batches.bin  u32, little endian, [steps, batch, context + 1]
-//! writes  DIR/weights.safetensors, the initial weights, if it is told to
+//! writes  DIR/weights.safetensors, the initial weights, and ends, if it is called with `write-weights` behind DIR;
+//!         called with `bf16`, its products take bf16
 //! stdin   one number of steps a line
 //! stdout  one line of JSON each: {"seconds", "losses", "peak_kib"}
 //! ```
@@ -20,7 +21,7 @@ use starling_model::engine::Shape;
 use starling_model::optimiser::OptimiserConfig;
 use starling_model::pipeline::{self, Stages};
 use starling_model::reduce::settle_shared;
-use starling_model::run::TrainConfig;
+use starling_model::run::{Precision, TrainConfig};
 use starling_model::stage::{Commit, Input, Keep, Loss, Meta, Microbatch, Output, Reduction, Stage, State};
 
 #[derive(Deserialize)]
@@ -42,11 +43,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let batches: Vec<u32> = batches.as_chunks().0.iter().map(|&x| u32::from_le_bytes(x)).collect();
     let before_kib = memory("VmRSS:")?;
 
+    let what = arguments.next();
+    let precision = if what.as_deref() == Some("bf16".as_ref()) { Precision::Bf16 } else { Precision::F32 };
     let Job { batch, steps, threads, .. } = job;
-    let train = TrainConfig { steps, batch, microbatch: batch, lots: 1, threads, ..Default::default() };
+    let train =
+        TrainConfig { steps, batch, microbatch: batch, lots: 1, threads, precision, ..Default::default() };
     let architecture = job.model.architecture(job.vocabulary);
     let mut stages = pipeline::build(&architecture, job.optimiser.rule(), &train, 1)?;
-    if arguments.next().is_some() {
+    if what.as_deref() == Some("write-weights".as_ref()) {
         return write_weights(&stages, &directory.join("weights.safetensors"));
     }
     for line in std::io::stdin().lock().lines() {

@@ -31,6 +31,11 @@ macro_rules! with_engine {
                 let $engine = Arc::new(Cpu::new($train.threads)?);
                 $work
             }
+            (Device::Cpu, Precision::Bf16) => {
+                let $engine = Arc::new(Cpu::bf16($train.threads)?);
+                $work
+            }
+            (Device::Naive, Precision::Bf16) => return Err(BuildError::Naive),
             (Device::Naive, Precision::F32) => {
                 let $engine = Arc::new(Naive::<f32>::new($train.threads)?);
                 $work
@@ -48,13 +53,15 @@ macro_rules! with_engine {
 }
 
 /// Builds the stages of a model, with initial weights, if this machine's memory is enough for them. With
-/// [`Rule::Fixed`] they can only be asked, and take little more than their weights.
+/// [`Rule::Fixed`] they can only be asked, and take little more than their weights; a model that is trained with bf16 is asked with
+/// f32, so that any machine can.
 pub fn build(
     architecture: &Architecture,
     rule: Rule,
     train: &TrainConfig,
     seed: u64,
 ) -> Result<Stages, BuildError> {
+    let train = if rule == Rule::Fixed { &train.untrained() } else { train };
     with_engine!(train, engine => build_on(engine, architecture, rule, train, seed))
 }
 
@@ -165,6 +172,7 @@ pub fn plan(
     train: &TrainConfig,
     reduce: Reduce,
 ) -> Result<Vec<StagePlan>, BuildError> {
+    let train = &train.untrained();
     Ok(with_engine!(train, engine => plan_on(engine, architecture, rule, train, reduce)))
 }
 
@@ -289,6 +297,11 @@ pub enum BuildError {
     /// The fast engine could not be started.
     #[error(transparent)]
     Cpu(#[from] CpuError),
+    /// Only the fast engine has it.
+    #[error(
+        "the naive engine does not compute with bf16; use train.precision = \"f32\", or train.device = \"cpu\""
+    )]
+    Naive,
     /// A stage refused.
     #[error(transparent)]
     Stage(#[from] StageError),
@@ -324,4 +337,41 @@ pub enum BuildError {
         /// Bytes that there are.
         available: u64,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ModelConfig;
+    use crate::optimiser::OptimiserConfig;
+    use crate::run::Run;
+
+    fn with(device: Device) -> TrainConfig {
+        TrainConfig { precision: Precision::Bf16, device, threads: 1, ..TrainConfig::default() }
+    }
+
+    #[test]
+    fn a_model_that_is_trained_with_bf16_can_be_asked_on_every_machine() {
+        let architecture = ModelConfig { context: 4, width: 4, layers: 1, heads: 1, ..Default::default() };
+        assert!(build(&architecture.architecture(9), Rule::Fixed, &with(Device::Cpu), 1).is_ok());
+    }
+
+    #[test]
+    fn a_run_with_bf16_can_be_planned_on_every_machine_and_takes_what_it_takes_with_f32() {
+        let architecture = ModelConfig { context: 4, width: 4, layers: 1, heads: 1, ..Default::default() };
+        let plan_with = |precision| {
+            let train = TrainConfig { precision, ..with(Device::Cpu) };
+            let rule = OptimiserConfig::default().rule();
+            plan(&architecture.architecture(9), rule, &train, Reduce::Exact).unwrap()
+        };
+        assert_eq!(plan_with(Precision::Bf16), plan_with(Precision::F32));
+    }
+
+    #[test]
+    fn the_naive_engine_is_not_asked_for_bf16() {
+        let run = Run { train: with(Device::Naive), ..Run::default() };
+        assert!(run.problems().iter().any(|problem| problem.key == "train.precision"));
+        let (architecture, rule) = (run.model.architecture(9), OptimiserConfig::default().rule());
+        assert!(matches!(build(&architecture, rule, &run.train, 1), Err(BuildError::Naive)));
+    }
 }

@@ -13,6 +13,7 @@ pub use file::RunFileError;
 
 use crate::config::ModelConfig;
 use crate::device::Device;
+use crate::engine::Dtype;
 use crate::guard::GuardConfig;
 use crate::lots::Lots;
 use crate::optimiser::{Decay, OptimiserConfig};
@@ -115,6 +116,15 @@ impl TrainConfig {
         step * batch + from..step * batch + (from + size).min(batch)
     }
 
+    /// The same where nothing is trained: every machine can plan, hold and ask a model, also one whose training takes bf16.
+    pub fn untrained(&self) -> TrainConfig {
+        let precision = match self.precision {
+            Precision::Bf16 => Precision::F32,
+            precision => precision,
+        };
+        TrainConfig { precision, ..self.clone() }
+    }
+
     /// The lots of a step.
     pub fn lots(&self) -> Lots {
         let microbatches = self.batch.div_ceil(self.microbatch);
@@ -130,6 +140,19 @@ pub enum Precision {
     F32,
     /// Double.
     F64,
+    /// Single, but linear layers and the head multiply numbers rounded to bf16; for `device = "cpu"` on processors with
+    /// AVX512-BF16. Weights, sums and everything else stay single. It trains another model than `f32`, nearly as good.
+    Bf16,
+}
+
+impl Precision {
+    /// How weights and gradients are stored.
+    pub fn dtype(self) -> Dtype {
+        match self {
+            Precision::F32 | Precision::Bf16 => Dtype::F32,
+            Precision::F64 => Dtype::F64,
+        }
+    }
 }
 
 /// The `[evaluate]` section: when the model is tried on held-out text.
@@ -237,6 +260,12 @@ impl Run {
             "use 0 for one on every core".into(),
         );
         check(
+            train.precision != Precision::Bf16 || train.device != Device::Naive,
+            "train.precision",
+            "the naive engine does not compute with bf16".into(),
+            "use \"f32\", or device = \"cpu\"".into(),
+        );
+        check(
             self.checkpoint.keep > 0,
             "checkpoint.keep",
             "keeping no checkpoint would lose the run".into(),
@@ -268,6 +297,7 @@ impl Run {
             emulated: self.train.device.is_emulated(),
             initial: self.initial.as_ref().map(|initial| initial.weights.clone()),
             guard: Some(self.guard.clone()).filter(GuardConfig::is_on),
+            precision: Some(self.train.precision).filter(|&precision| precision == Precision::Bf16),
         }
     }
 }
@@ -302,6 +332,9 @@ pub struct Definition {
     /// The guard, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guard: Option<GuardConfig>,
+    /// The precision, if it changes more than the last bits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub precision: Option<Precision>,
 }
 
 impl Definition {
@@ -360,7 +393,13 @@ mod tests {
         other.train.threads = 7;
         other.train.microbatch = 2;
         other.checkpoint.every = 1;
+        other.train.precision = Precision::F64;
         assert_eq!(identity(&run), identity(&other));
+        let rounded = Run {
+            train: TrainConfig { precision: Precision::Bf16, ..TrainConfig::default() },
+            ..run.clone()
+        };
+        assert_ne!(identity(&run), identity(&rounded));
         other.optimiser.lr = 1.0;
         assert_ne!(identity(&run), identity(&other));
         let (a, b) = (run.definition(257, "c".into()), other.definition(257, "c".into()));

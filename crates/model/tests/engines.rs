@@ -240,13 +240,110 @@ fn every_operation_on_every_path_is_the_naive_engines() {
     }
 }
 
+/// Makes an engine with so many threads.
+type Make = Box<dyn Fn(usize) -> Cpu>;
+
+/// Engines on every path of this processor, and with bf16 if it can.
+fn engines() -> Vec<(String, Make)> {
+    let single = |isa: Isa| {
+        let make: Make = Box::new(move |threads| Cpu::on(isa, threads).unwrap());
+        (format!("{isa:?}"), make)
+    };
+    let mut engines: Vec<_> = Isa::available().into_iter().map(single).collect();
+    if has_bf16() {
+        engines.push(("bf16".into(), Box::new(|threads| Cpu::bf16(threads).unwrap())));
+    }
+    engines
+}
+
+/// Whether this processor multiplies bf16; says so if not.
+fn has_bf16() -> bool {
+    let why = Cpu::bf16(1).err();
+    if let Some(why) = &why {
+        eprintln!("not tried with bf16: {why}");
+    }
+    why.is_none()
+}
+
+/// Numbers that bf16 holds, so that nothing is rounded but sums.
+fn rounded(name: &str, count: usize) -> Vec<f32> {
+    numbers(name, count, 1.0).iter().map(|&x| f32::from_bits((x as f32).to_bits() & 0xffff_0000)).collect()
+}
+
+#[test]
+fn products_of_what_bf16_holds_are_the_naive_engines() {
+    if !has_bf16() {
+        return;
+    }
+    let (bf16, naive) = (Cpu::bf16(2).unwrap(), Naive::<f32>::new(1).unwrap());
+    for (tokens, d, f) in [(1, 1, 1), (7, 5, 3), (50, 33, 70), (96, 300, 129), (300, 40, 700)] {
+        for (_, linear, len) in [norm_and_linear(d, f), rms_norm_and_linear(d, f)] {
+            let shape = Shape { rows: 1, columns: tokens };
+            let dropout = Dropout { rate: 0.0, seed: 0, place: 0, samples: &[0] };
+            let [x, weights, residual, d_out] =
+                [("x", tokens * d), ("w", len), ("r", tokens * f), ("d", tokens * f)]
+                    .map(|(name, count)| rounded(name, count));
+            fn results<E: Engine>(
+                engine: &E,
+                (shape, linear, dropout): (Shape, Linear, Dropout<'_>),
+                [x, weights, residual, d_out]: [&[f32]; 4],
+            ) -> Vec<f32> {
+                let identity = Activation::Identity;
+                let [x, weights, residual, d_out] =
+                    [x, weights, residual, d_out].map(|values| filled(engine, values));
+                let (out, kept) =
+                    engine.linear_residual(shape, identity, &x, &weights, linear, dropout, &residual);
+                let mut grads = engine.zeros(engine.len(&weights));
+                let d_x = engine.linear_residual_backward(
+                    shape, identity, &x, &kept, &weights, linear, dropout, &d_out, &mut grads, linear,
+                );
+                let all = [out, d_x, grads];
+                let bytes = all.iter().flat_map(|buffer| engine.read(buffer, span(0, engine.len(buffer))));
+                bytes.collect::<Vec<u8>>().as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect()
+            }
+            let (case, operands) = ((shape, linear, dropout), [&x[..], &weights, &residual, &d_out]);
+            let (expected, found) = (results(&naive, case, operands), results(&bf16, case, operands));
+            let size = expected.iter().fold(1.0f32, |size, x| size.max(x.abs()));
+            for (i, (a, b)) in expected.iter().zip(&found).enumerate() {
+                assert!((a - b).abs() <= 4e-6 * size, "{tokens}, {d}, {f}: [{i}] is {b} instead of {a}");
+            }
+        }
+    }
+}
+
+/// Against the naive engine in double precision: two operands, each off by 2⁻⁹ of itself at the most.
+#[test]
+fn every_operation_with_bf16_is_nearly_the_naive_engines() {
+    if !has_bf16() {
+        return;
+    }
+    for case in cases().filter(|case| case.scale == 1.0) {
+        let expected = case.results(&Naive::<f64>::new(1).unwrap());
+        let found = case.results(&Cpu::bf16(2).unwrap());
+        for ((name, expected), (_, found)) in expected.iter().zip(&found) {
+            let size = expected.iter().fold(1.0f64, |size, x| size.max(x.abs()));
+            for (i, (a, b)) in expected.iter().zip(found).enumerate() {
+                let far = (a - b).abs() / size;
+                assert!(far <= 1.0 / 64.0, "{:?}: {name}[{i}] is {b} instead of {a}", case.shape);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_engine_with_bf16_is_of_a_class_of_its_own() {
+    if has_bf16() {
+        assert_ne!(Cpu::bf16(1).unwrap().class(), Cpu::new(1).unwrap().class());
+    }
+}
+
 #[test]
 fn the_number_of_threads_changes_no_bit() {
     for case in cases() {
-        for isa in Isa::available() {
-            let one = case.results(&Cpu::on(isa, 1).unwrap());
+        for (name, engine) in engines() {
+            let one = case.results(&engine(1));
             for threads in [2, 3, 5] {
-                assert!(case.results(&Cpu::on(isa, threads).unwrap()) == one, "{isa:?}, {threads} threads");
+                assert!(case.results(&engine(threads)) == one, "{name}, {threads} threads");
             }
         }
     }
@@ -255,8 +352,8 @@ fn the_number_of_threads_changes_no_bit() {
 /// Buffers are used again: what was in them must not matter.
 #[test]
 fn what_was_computed_before_changes_no_bit() {
-    for isa in Isa::available() {
-        let engine = Cpu::on(isa, 2).unwrap();
+    for (name, make) in engines() {
+        let engine = make(2);
         for case in cases() {
             case.results(&engine);
             let mut poison: Vec<Buffer> = Vec::new();
@@ -270,11 +367,7 @@ fn what_was_computed_before_changes_no_bit() {
             poison.iter_mut().for_each(|buffer| buffer.fill(f32::NAN));
         }
         for case in cases() {
-            assert!(
-                case.results(&engine) == case.results(&Cpu::on(isa, 2).unwrap()),
-                "{isa:?} {:?}",
-                case.shape
-            );
+            assert!(case.results(&engine) == case.results(&make(2)), "{name} {:?}", case.shape);
         }
     }
 }
@@ -282,8 +375,8 @@ fn what_was_computed_before_changes_no_bit() {
 /// The bits of a sample's activations are the same alone, in the middle of others, and at the end.
 #[test]
 fn a_samples_activations_do_not_depend_on_its_microbatch() {
-    for isa in Isa::available() {
-        let engine = Cpu::on(isa, 3).unwrap();
+    for (name, make) in engines() {
+        let engine = make(3);
         for (columns, heads, head_width, inner) in
             [(1, 1, 1, 3), (7, 2, 5, 300), (53, 2, 24, 64), (96, 1, 270, 520)]
         {
@@ -321,7 +414,7 @@ fn a_samples_activations_do_not_depend_on_its_microbatch() {
             };
             let alone = activations(&[42]);
             for samples in [&[42, 1][..], &[1, 42], &[3, 1, 2, 42, 5, 6, 7], &[9, 8, 7, 6, 42]] {
-                assert!(activations(samples) == alone, "{isa:?}, {columns} columns, samples {samples:?}");
+                assert!(activations(samples) == alone, "{name}, {columns} columns, samples {samples:?}");
             }
         }
     }

@@ -17,14 +17,29 @@ use starling_model::optimiser::{Kind, OptimiserConfig};
 use starling_model::pipeline::weights_hash;
 use starling_model::reduce::{reduce_piece, settle_shared};
 use starling_model::reference::Reference;
-use starling_model::run::{Run, TrainConfig};
+use starling_model::run::{Precision, Run, TrainConfig};
 use starling_model::stage::{Commit, Input, Keep, Loss, Microbatch, Output, Reduction, Stage};
 
-/// The engines that compute.
-const DEVICES: [Device; 2] = [Device::Cpu, Device::Naive];
+/// What computes, and with what numbers.
+type Arithmetic = (Device, Precision);
+
+const FAST: Arithmetic = (Device::Cpu, Precision::F32);
+const NAIVE: Arithmetic = (Device::Naive, Precision::F32);
+const BF16: Arithmetic = (Device::Cpu, Precision::Bf16);
+
+/// All that this processor has.
+fn arithmetics() -> Vec<Arithmetic> {
+    match Cpu::bf16(1) {
+        Ok(_) => vec![FAST, NAIVE, BF16],
+        Err(why) => {
+            eprintln!("not tried with bf16: {why}");
+            vec![FAST, NAIVE]
+        }
+    }
+}
 
 /// Everything that could make the order of a sum visible: tied weights, shared layers, dropout, clipping.
-fn run(device: Device) -> Run {
+fn run((device, precision): Arithmetic) -> Run {
     Run {
         name: "same-bits".into(),
         seed: 11,
@@ -51,6 +66,7 @@ fn run(device: Device) -> Run {
             lots: 5,
             threads: 1,
             device,
+            precision,
             ..Default::default()
         },
         ..Default::default()
@@ -79,15 +95,15 @@ fn reference_hashes(run: &Run) -> Vec<String> {
 
 #[test]
 fn any_number_of_stages_and_threads_and_every_keep() {
-    for device in DEVICES {
-        let expected = reference_hashes(&run(device));
+    for arithmetic in arithmetics() {
+        let expected = reference_hashes(&run(arithmetic));
         assert_eq!(expected.iter().collect::<std::collections::BTreeSet<_>>().len(), expected.len());
         for stages in 1..=6 {
             for keep in [Keep::All, Keep::Input] {
                 for threads in [1, 2, 3] {
-                    let mut run = run(device);
+                    let mut run = run(arithmetic);
                     (run.train.stages, run.train.keep, run.train.threads) = (stages, keep, threads);
-                    let case = format!("{device}: {stages} stages, {keep:?}, {threads} threads");
+                    let case = format!("{arithmetic:?}: {stages} stages, {keep:?}, {threads} threads");
                     assert_eq!(reference_hashes(&run), expected, "{case}");
                 }
             }
@@ -97,23 +113,24 @@ fn any_number_of_stages_and_threads_and_every_keep() {
 
 #[test]
 fn every_optimiser_and_an_untied_head_in_three_stages() {
-    for (device, kind) in
-        DEVICES.into_iter().flat_map(|device| [Kind::Adamw, Kind::Sgd, Kind::Lamb].map(|kind| (device, kind)))
+    for (arithmetic, kind) in arithmetics()
+        .into_iter()
+        .flat_map(|arithmetic| [Kind::Adamw, Kind::Sgd, Kind::Lamb].map(|kind| (arithmetic, kind)))
     {
-        let mut run = run(device);
+        let mut run = run(arithmetic);
         run.optimiser.kind = kind;
         run.model.tied = kind == Kind::Sgd;
         run.data.document_mask = true;
         let expected = reference_hashes(&run);
         run.train.stages = 3;
-        assert_eq!(reference_hashes(&run), expected, "{device} {kind:?}");
+        assert_eq!(reference_hashes(&run), expected, "{arithmetic:?} {kind:?}");
     }
 }
 
 #[test]
 fn a_llama_in_any_number_of_stages() {
-    for device in DEVICES {
-        let mut run = run(device);
+    for arithmetic in arithmetics() {
+        let mut run = run(arithmetic);
         run.model = ModelConfig {
             family: Family::Llama,
             heads: 4,
@@ -126,7 +143,7 @@ fn a_llama_in_any_number_of_stages() {
         let expected = reference_hashes(&run);
         for (stages, keep, threads) in [(2, Keep::All, 2), (3, Keep::Input, 1), (6, Keep::All, 3)] {
             (run.train.stages, run.train.keep, run.train.threads) = (stages, keep, threads);
-            assert_eq!(reference_hashes(&run), expected, "{device}: {stages} stages");
+            assert_eq!(reference_hashes(&run), expected, "{arithmetic:?}: {stages} stages");
         }
     }
 }
@@ -146,7 +163,11 @@ impl Swarm {
         let (sampler, vocabulary, cache) = sampler(&run);
         let architecture = run.model.architecture(vocabulary);
         let (rule, seed) = (run.optimiser.rule(), run.seed);
-        let (cpu, naive) = (Arc::new(Cpu::new(1).unwrap()), Arc::new(Naive::<f32>::new(1).unwrap()));
+        let cpu = match run.train.precision {
+            Precision::Bf16 => Cpu::bf16(1),
+            _ => Cpu::new(1),
+        };
+        let (cpu, naive) = (Arc::new(cpu.unwrap()), Arc::new(Naive::<f32>::new(1).unwrap()));
         let replica = |cut: &Range<usize>| -> Replica {
             let (architecture, cut) = (architecture.clone(), cut.clone());
             match run.train.device {
@@ -251,19 +272,19 @@ impl Swarm {
 #[test]
 #[allow(clippy::single_range_in_vec_init, reason = "one stage is a cut too")]
 fn any_assignment_of_lots_to_holders_and_any_order_of_arrival() {
-    for device in DEVICES {
-        let expected = reference_hashes(&run(device));
+    for arithmetic in arithmetics() {
+        let expected = reference_hashes(&run(arithmetic));
         // Cuts through the shared pairs of blocks (1,2) and (3,4), and through the tied embedding.
         let cuts: [&[Range<usize>]; 4] =
             [&[0..6], &[0..2, 2..6], &[0..1, 1..4, 4..6], &[0..1, 1..2, 2..3, 3..4, 4..5, 5..6]];
         for (case, cuts) in cuts.into_iter().enumerate() {
-            let (mut swarm, _cache) = Swarm::new(run(device), cuts, 3);
+            let (mut swarm, _cache) = Swarm::new(run(arithmetic), cuts, 3);
             for (step, expected) in expected.iter().enumerate() {
                 let mut order: Vec<u32> = (0..7).collect();
                 order.sort_by_key(|i| (i * 5 + step as u32 * 3 + case as u32) % 7);
                 let holder = |stage: usize, lot: u32| (lot as usize * 7 + stage * 3 + step * 5 + case) % 3;
                 let found = swarm.step(step as u64, &order, holder);
-                assert_eq!(&found, expected, "{device}: cuts {cuts:?}, step {step}");
+                assert_eq!(&found, expected, "{arithmetic:?}: cuts {cuts:?}, step {step}");
             }
         }
     }
@@ -273,19 +294,19 @@ fn any_assignment_of_lots_to_holders_and_any_order_of_arrival() {
 /// commit, and puts the new hash here.
 #[test]
 fn the_golden_run_ends_with_its_weights() {
-    let hashes = reference_hashes(&run(Device::Naive));
+    let hashes = reference_hashes(&run(NAIVE));
     assert_eq!(hashes[3], "4b12c37b4602da0d914e8d56cdd3249ebe09a554c498d0104b0fdd821dcbc494");
 }
 
 /// The comparison must be able to fail: what must never happen changes the hash.
 #[test]
 fn a_microbatch_counted_at_another_place_changes_the_hash() {
-    let expected = reference_hashes(&run(Device::Cpu));
-    let mut other = run(Device::Cpu);
+    let expected = reference_hashes(&run(FAST));
+    let mut other = run(FAST);
     other.seed = 12;
     assert_ne!(reference_hashes(&other)[0], expected[0]);
     // Microbatch 6 computed from the samples of microbatch 5: a double and a drop.
-    let (mut swarm, _cache) = Swarm::new(run(Device::Cpu), &[0..3, 3..6], 1);
+    let (mut swarm, _cache) = Swarm::new(run(FAST), &[0..3, 3..6], 1);
     let lots = swarm.run.train.lots();
     let mut loss = Loss::default();
     for index in 0..lots.microbatches {

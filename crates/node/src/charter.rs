@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use starling_model::config::Architecture;
-use starling_model::engine::Dtype;
 use starling_model::holding;
 use starling_model::pipeline::{self, BuildError, StagePlan};
-use starling_model::run::{self, Definition, Precision, Run};
+use starling_model::run::{self, Definition, Run};
 use starling_swarm::ids::{RunId, StageId, Step};
 use starling_swarm::lots::Lots;
 use starling_swarm::spec::{Reduce, Spec, Sync, Tuning};
@@ -34,10 +33,7 @@ impl Charter {
         let stages = pipeline::plan(&architecture, rule, &run.train, run.swarm.reduce)?;
         let operations = stages.iter().map(|stage| stage.forward_operations as f64);
         let mean = operations.clone().sum::<f64>() / stages.len() as f64;
-        let element = match run.train.precision {
-            Precision::F32 => Dtype::F32.size(),
-            Precision::F64 => Dtype::F64.size(),
-        } as u64;
+        let element = run.train.precision.dtype().size() as u64;
         let largest = stages.iter().map(|stage| stage.parameters).max().unwrap_or(0);
         let state_bytes = largest * element * (1 + rule.moments() as u64);
         let most = Limits::default().body_bytes;

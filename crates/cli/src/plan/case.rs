@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 use starling_model::pipeline::{self, StagePlan};
-use starling_model::run::{Precision, Run};
+use starling_model::run::Run;
 use starling_model::stage::Keep;
 use starling_node::charter::Charter;
 use starling_sim::network;
@@ -215,10 +215,7 @@ impl Case {
 
 /// Bytes of an element of a gradient.
 pub fn element_bytes(run: &Run) -> u64 {
-    match run.train.precision {
-        Precision::F32 => 4,
-        Precision::F64 => 8,
-    }
+    run.train.precision.dtype().size() as u64
 }
 
 fn simulated(site: u16, speed: f64) -> scenario::Peer {

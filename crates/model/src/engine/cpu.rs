@@ -4,6 +4,10 @@
 //! is fixed by the operation's sizes: threads, caches and neighbours in a microbatch have no part in it. Where the
 //! naive engine is obvious, this one is measured: `cargo xtask bench step`.
 //!
+//! With [`Cpu::bf16`] the products of linear layers and of the head round their operands to bf16, and only they: sums, norms,
+//! attention, the loss and updates stay single. That is a class of its own, on processors that have the instructions. Others could
+//! only go through the same roundings slower than f32 is, which nobody wants: they are refused.
+//!
 //! What it keeps for backward is small: statistics of norms, the log-sum-exp of attention.
 
 mod activate;
@@ -14,6 +18,7 @@ mod lanes;
 mod maths;
 mod norm;
 mod one_row;
+mod pairs;
 mod peak;
 mod product;
 mod recall;
@@ -22,10 +27,11 @@ mod update;
 
 use rayon::prelude::*;
 
-pub use self::isa::{Isa, IsaError};
+pub use self::isa::{Isa, IsaError, PairsError};
 
 use self::activate::{Activate, GateBackward, MultiplySlope};
 use self::attend::{Head, Sizes};
+use self::isa::Pairs;
 use self::norm::NormWeights;
 use self::product::{Matrix, Start, Workshop};
 use self::rows::AddTo;
@@ -66,7 +72,16 @@ impl Cpu {
     /// The same on this path.
     pub fn on(isa: Isa, threads: usize) -> Result<Cpu, CpuError> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-        Ok(Cpu { pool, shop: Workshop { isa, heap: Heap::new() } })
+        Ok(Cpu { pool, shop: Workshop { isa, heap: Heap::new(), pairs: None } })
+    }
+
+    /// An engine whose products take bf16, if this processor can.
+    pub fn bf16(threads: usize) -> Result<Cpu, CpuError> {
+        let isa = Isa::chosen()?;
+        let pairs = Some(Pairs::beside(isa)?);
+        let mut cpu = Cpu::on(isa, threads)?;
+        cpu.shop.pairs = pairs;
+        Ok(cpu)
     }
 
     fn take(&self, len: usize) -> Buffer {
@@ -138,11 +153,13 @@ impl Engine for Cpu {
     }
 
     fn class(&self) -> String {
-        format!("cpu-f32-{}-{REVISION}", self.shop.isa.name())
+        let numbers = if self.shop.pairs.is_some() { "bf16" } else { "f32" };
+        format!("cpu-{numbers}-{}-{REVISION}", self.shop.isa.name())
     }
 
     fn peak(&self) -> Option<f64> {
-        Some(self.pool.broadcast(|_| peak::of_thread(self.shop.isa)).into_iter().sum())
+        let Workshop { isa, pairs, .. } = self.shop;
+        Some(self.pool.broadcast(|_| peak::of_thread(isa, pairs)).into_iter().sum())
     }
 
     fn reserve(&self, bytes: u64) {
@@ -484,7 +501,7 @@ impl Engine for Cpu {
                 row.copy_from_slice(&x[n * width..][..width]);
             }
             let (normed, _) = self.normalise(&rows, norm_weights(weights, norm));
-            if chosen.len() == 1 {
+            if chosen.len() == 1 && self.shop.pairs.is_none() {
                 return one_row::dots(&self.shop, &weights[table.range()], &normed);
             }
             let mut logits = self.take(vocabulary * chosen.len());
@@ -612,6 +629,9 @@ pub enum CpuError {
     /// The instructions that are asked for are not there.
     #[error(transparent)]
     Isa(#[from] IsaError),
+    /// There is nothing that multiplies bf16.
+    #[error(transparent)]
+    Pairs(#[from] PairsError),
     /// Its threads could not be started.
     #[error("the engine's threads could not be started; use fewer with train.threads")]
     Threads(#[from] rayon::ThreadPoolBuildError),

@@ -16,7 +16,7 @@ pub use self::backward::Backward;
 pub use self::forward::Forward;
 
 use super::lanes::{LANES, Lanes};
-use super::product::{Matrix, TALL, pack};
+use super::product::{Matrix, Numbers, TALL, pack, tile};
 use crate::engine::Attention;
 use crate::random::Dropout;
 
@@ -165,7 +165,7 @@ fn score_tile<V: Lanes, const PANELS: usize>(
     left: usize,
     out: &mut Block,
 ) {
-    let [sums]: [[[V; PANELS]; TALL]; 1] = super::product::tile(sliver, panels, width);
+    let [sums]: [[[V; PANELS]; TALL]; 1] = tile::<V, Numbers, 1, PANELS>(sliver, panels, width);
     for row in 0..TALL {
         for panel in 0..PANELS {
             if let Some(to) = out[top + row][left + panel * LANES..].first_chunk_mut() {

@@ -144,3 +144,18 @@ pub trait Lanes: Copy {
         array[0]
     }
 }
+
+/// Lanes that may also hold two bf16 each: a pair that follows one another in the depth of a product.
+pub trait PairLanes: Lanes {
+    /// A pair in each lane, from two vectors: the nearest bf16 of `even` below, of `odd` above.
+    fn pair(even: Self, odd: Self) -> Self;
+    /// The same of neighbours: eight pairs from each of two vectors.
+    fn pair_neighbours(first: Self, second: Self) -> Self;
+    /// `addend` plus the products of both halves, first of the upper ones: each rounded once, what is too small for a normal
+    /// number taken for 0.
+    fn mul_add_pairs(self, factor: Self, addend: Self) -> Self;
+    /// Rows for columns.
+    fn transpose(rows: [Self; LANES]) -> [Self; LANES];
+    /// Some lanes to memory, from lane `first` on.
+    fn store_lanes<const COUNT: usize>(self, first: usize, to: &mut [f32; COUNT]);
+}

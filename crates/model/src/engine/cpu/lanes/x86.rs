@@ -5,8 +5,9 @@
 #![allow(unsafe_code, reason = "an intrinsic may be called only where the processor has its instruction")]
 
 use std::arch::x86_64::*;
+use std::mem::transmute;
 
-use super::{LANES, Lanes};
+use super::{LANES, Lanes, PairLanes};
 
 /// SSE2: no fused multiplication and addition.
 #[derive(Clone, Copy)]
@@ -16,7 +17,7 @@ pub struct Sse2([__m128; 4]);
 #[derive(Clone, Copy)]
 pub struct Avx2(__m256, __m256);
 
-/// AVX-512F.
+/// AVX-512F; as pairs also AVX512-BW and AVX512-BF16.
 #[derive(Clone, Copy)]
 pub struct Avx512(__m512);
 
@@ -304,5 +305,79 @@ impl Lanes for Avx512 {
             let exponent = _mm512_add_epi32(_mm512_castps_si512(self.0), _mm512_set1_epi32(127));
             Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(exponent)))
         }
+    }
+}
+
+impl PairLanes for Avx512 {
+    #[inline(always)]
+    fn pair(even: Avx512, odd: Avx512) -> Avx512 {
+        const TURN_BY_TURN: [i16; 2 * LANES] = {
+            let mut order = [0; 2 * LANES];
+            let mut lane = 0;
+            while lane < LANES {
+                order[2 * lane] = lane as i16;
+                order[2 * lane + 1] = (LANES + lane) as i16;
+                lane += 1;
+            }
+            order
+        };
+        // SAFETY: see the module's head; the order is 64 bytes.
+        unsafe {
+            let order = _mm512_loadu_epi16(TURN_BY_TURN.as_ptr());
+            let halves = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(odd.0, even.0));
+            Avx512(_mm512_castsi512_ps(_mm512_permutexvar_epi16(order, halves)))
+        }
+    }
+    #[inline(always)]
+    fn pair_neighbours(first: Avx512, second: Avx512) -> Avx512 {
+        // SAFETY: see the module's head.
+        unsafe { Avx512(transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(second.0, first.0))) }
+    }
+    #[inline(always)]
+    fn mul_add_pairs(self, factor: Avx512, addend: Avx512) -> Avx512 {
+        // SAFETY: see the module's head.
+        unsafe {
+            let left = transmute::<__m512, __m512bh>(self.0);
+            let right = transmute::<__m512, __m512bh>(factor.0);
+            Avx512(_mm512_dpbf16_ps(addend.0, left, right))
+        }
+    }
+    #[inline(always)]
+    fn transpose(rows: [Avx512; LANES]) -> [Avx512; LANES] {
+        // (No closures here: one that is not inlined would be compiled without the instructions.) Of pairs of rows, then of fours: in each quarter of a vector its four columns. Then quarters change places.
+        let (mut twos, mut fours) = (rows, rows);
+        // SAFETY: see the module's head.
+        unsafe {
+            for i in (0..LANES).step_by(2) {
+                twos[i].0 = _mm512_unpacklo_ps(rows[i].0, rows[i + 1].0);
+                twos[i + 1].0 = _mm512_unpackhi_ps(rows[i].0, rows[i + 1].0);
+            }
+            for i in (0..LANES).step_by(4) {
+                let (a, b) = (_mm512_castps_pd(twos[i].0), _mm512_castps_pd(twos[i + 1].0));
+                let (c, d) = (_mm512_castps_pd(twos[i + 2].0), _mm512_castps_pd(twos[i + 3].0));
+                fours[i].0 = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+                fours[i + 1].0 = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+                fours[i + 2].0 = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+                fours[i + 3].0 = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+            }
+            let mut columns = rows;
+            for i in 0..4 {
+                let (a, b, c, d) = (fours[i].0, fours[i + 4].0, fours[i + 8].0, fours[i + 12].0);
+                let (even, odd) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+                let (even_, odd_) = (_mm512_shuffle_f32x4::<0x88>(c, d), _mm512_shuffle_f32x4::<0xdd>(c, d));
+                columns[i].0 = _mm512_shuffle_f32x4::<0x88>(even, even_);
+                columns[i + 4].0 = _mm512_shuffle_f32x4::<0x88>(odd, odd_);
+                columns[i + 8].0 = _mm512_shuffle_f32x4::<0xdd>(even, even_);
+                columns[i + 12].0 = _mm512_shuffle_f32x4::<0xdd>(odd, odd_);
+            }
+            columns
+        }
+    }
+    #[inline(always)]
+    fn store_lanes<const COUNT: usize>(self, first: usize, to: &mut [f32; COUNT]) {
+        assert!(first + COUNT <= LANES);
+        let lanes = ((1u32 << COUNT) - 1) << first;
+        // SAFETY: see the module's head; lanes that are not stored are not touched, so only the array is written.
+        unsafe { _mm512_mask_storeu_ps(to.as_mut_ptr().wrapping_sub(first), lanes as __mmask16, self.0) }
     }
 }

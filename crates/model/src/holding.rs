@@ -13,8 +13,8 @@ pub const KEPT_BYTES: u64 = 256 << 20;
 /// What else a process takes: its code and threads, what comes in.
 pub const PROCESS_BYTES: u64 = 72 << 20;
 
-/// Microbatches between forward and backward at one worker, at the most. Who has a lot at work has room for the next
-/// two, so that it never waits between lots.
+/// Microbatches between forward and backward at one worker, at the most; as many more may wait before it. Who has a lot
+/// at work has room for the next two, so that it never waits between lots.
 pub fn most_jobs(lots: Lots) -> usize {
     let largest = lots.microbatches.div_ceil(lots.lots.max(1));
     (3 * largest as usize).max(32)
@@ -70,9 +70,12 @@ pub(crate) fn worker_bytes<E: Engine>(
     let (element, lots) = (units.dtype().size() as u64, train.lots());
     let boundary = size.1.tokens() as u64 * units.architecture.width as u64 * element;
     let kept = boundary.saturating_mul(2 * u64::from(lots.microbatches)).min(KEPT_BYTES);
+    // Inputs that wait. In the first stage those are tokens, which count for nothing.
+    let waiting =
+        if stage == 0 { 0 } else { most_jobs(lots).min(lots.microbatches as usize) as u64 * boundary };
     // Pieces of sums on their way, out and in: with two replicas half a gradient each, whatever the number of sums (measured
     // with 8 lots: what goes out is bounded, see `toll.rs` of the node, and what comes in is added up at once).
     let reducing = units.gradient_len as u64 * element;
     let device = device_bytes(units, size, train, reduce, stage);
-    device.saturating_add(kept).saturating_add(reducing).saturating_add(PROCESS_BYTES)
+    device.saturating_add(kept).saturating_add(waiting).saturating_add(reducing).saturating_add(PROCESS_BYTES)
 }

@@ -230,8 +230,11 @@ impl Archive {
             }
             // Nor is one given up of which that may be so.
             let is_partial = |draft: &Draft| !draft.is_whole(self.stages);
-            while open.len() >= MOST_DRAFTS && !open.contains_key(&key) {
+            while !open.contains_key(&key) {
                 let full = open.len() >= MOST_WHOLE_DRAFTS;
+                if !full && open.values().filter(|draft| is_partial(draft)).count() < MOST_DRAFTS {
+                    break;
+                }
                 let oldest = open.iter().find(|(_, draft)| full || is_partial(draft)).map(|(&key, _)| key);
                 let Some(oldest) = oldest else { break };
                 open.remove(&oldest);
@@ -252,7 +255,7 @@ impl Archive {
     fn publish(&self, version: Step, skipped: u64) -> Result<(), DiskError> {
         let draft = {
             let drafts = self.drafts();
-            // A part of it may be written once more, for a worker that was asked for it in another's place.
+            // Its last part may be on its way back into the drafts.
             let is_writing = |drafts: &mut Drafts| drafts.writing.is_some_and(|(_, of)| of == version);
             let drafts = self.written.wait_while(drafts, is_writing);
             let Drafts { open, .. } = &mut *drafts.unwrap_or_else(PoisonError::into_inner);

@@ -310,13 +310,13 @@ impl Driver {
             return self.refusals.count(Refusal::Repeated);
         }
         let wiring = &mut self.wirings[stage.0 as usize];
-        wiring.hear(hop.peer, pass, flight.since, now);
+        // An answer that comes late, after a stop or a cut, teaches no more than what we were ready to wait: otherwise one of
+        // them would make every deadline as long.
+        let took = now.since(flight.since).min(flight.patience);
+        wiring.hear(hop.peer, pass, took, now);
         if let Some(computed) = computed {
             if (flight.stage, flight.pass) == (stage, pass) {
-                // An answer that comes late, after a stop or a cut, teaches no more than its deadline: otherwise one
-                // of them would make every deadline as long.
-                let most = flight.deadline.since(flight.since);
-                self.responses[stage.0 as usize][pass as usize].observe(now.since(flight.since).min(most));
+                self.responses[stage.0 as usize][pass as usize].observe(took);
             }
             wiring.observe(hop.peer, pass, computed);
         }

@@ -11,7 +11,7 @@ use crate::lots::Lots;
 use crate::small::SmallMap;
 
 /// The ledger of the open step.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Ledger {
     lots: Lots,
     holders: Vec<Vec<Option<PeerId>>>,

@@ -34,9 +34,10 @@ pub struct Placing {
 const ALIKE: f64 = 0.9;
 
 /// Places the idle peers, the fastest first, each where the pipeline is slowest; of those that are about as fast one
-/// site after the other, so that each site gets as much of the pipeline as it can hold. Then those that are alike
-/// exchange their places, so that links between sites have little to carry. `costs` are the stages' costs against the
-/// average. If that leaves a stage without a holder, peers are taken from the stages that can best spare one. `None`: there are fewer peers than stages, and nothing can be done but wait.
+/// site after the other, so that each site gets as much of the pipeline as it can hold. `costs` are the stages' costs
+/// against the average. If that leaves a stage without a holder, peers are taken from the stages that can best spare
+/// one. Then newcomers that are alike exchange their places, so that links between sites have little to carry. `None`:
+/// there are fewer peers than stages, and nothing can be done but wait.
 pub fn place(candidates: &[Candidate], costs: &[f64]) -> Option<Vec<Placing>> {
     if candidates.len() < costs.len() {
         return None;

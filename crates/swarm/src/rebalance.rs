@@ -3,8 +3,8 @@
 //! A pipeline is as fast as its slowest stage. A move is worth what it gains until joiners would have brought the same.
 //! It costs what the pipeline loses without the peer while the state travels (nothing, if its stage has more than it can
 //! use), and what the peer has done since the last commit: its old stage does that again, and is the slower for it. By
-//! the speeds that are known, no move makes the closing step end later. SWARM's rule, kept here for comparison, moves the most underused peer
-//! every T seconds whatever it costs.
+//! the speeds that are known, no move makes the closing step end later. SWARM's rule, kept here for comparison, moves the
+//! most underused peer every T seconds whatever it costs.
 
 use serde::{Deserialize, Serialize};
 

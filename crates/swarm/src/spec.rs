@@ -132,7 +132,7 @@ pub struct Tuning {
     pub unknown: Span,
     /// How long a step may wait for a joiner that is about to be ready.
     pub pause: Span,
-    /// Microbatches that a worker keeps between forward and backward, at the most; twice as many may wait there.
+    /// Microbatches that a worker keeps between forward and backward, at the most. As many more may wait for forward.
     pub jobs: usize,
     /// Elements of a gradient that are added up at a time, at the most, unless that would be very many parts.
     pub part_elements: u64,

@@ -382,14 +382,17 @@ impl Wiring {
         self.account(peer)?.heard
     }
 
-    /// A peer is done with a microbatch that was given to it at that time.
-    pub fn hear(&mut self, peer: PeerId, pass: Pass, given: Time, now: Time) {
+    /// A peer is done with a microbatch, so long after it was given to it.
+    pub fn hear(&mut self, peer: PeerId, pass: Pass, took: Span, now: Time) {
         let Some(place) = self.place(peer) else { return };
         let account = &mut self.accounts[place];
         account.heard = Some(now);
-        let (before, every_us) = (&mut account.done[pass as usize], &mut account.every_us[pass as usize]);
-        let began = before.replace(now).map_or(given, |before| before.max(given));
-        *every_us += GAMMA * (now.since(began).0 as f64 - *every_us);
+        let every_us = &mut account.every_us[pass as usize];
+        // What it was done with before was before this, unless that was before this was given to it.
+        let since =
+            account.done[pass as usize].replace(now).map_or(took, |before| now.since(before).min(took));
+        let us = since.0 as f64;
+        *every_us = if *every_us == 0.0 { us } else { *every_us + GAMMA * (us - *every_us) };
     }
 
     /// Takes a measured time of computing.

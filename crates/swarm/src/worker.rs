@@ -244,7 +244,7 @@ impl Worker {
             Body::Begin(..) | Body::Activation(..) => self.on_work(envelope, now, out),
             Body::Onward(work) => self.on_onward(fence, work, out),
             Body::Gradient(..) => self.on_gradient(envelope, now, out),
-            Body::Revoke { lot, grant } => self.on_revoke(fence, lot, grant, out),
+            Body::Revoke { lot, grant } => self.on_revoke(fence, lot, grant, now, out),
             Body::Verdict { .. } => self.on_verdict(envelope, out),
             Body::Reduce { .. } => self.on_reduce(envelope, now, out),
             Body::Contribution { .. } => self.on_contribution(envelope, out),
@@ -317,6 +317,7 @@ impl Worker {
             self.next_beat = now + self.spec.tuning.beat;
             self.beat(out);
         }
+        self.compute(now, out); // What waits for gradients that do not come is given up in time.
         self.check_patience(now, out);
         self.retry_fetch(now, out);
         self.retry_sharing(now, out);

@@ -142,3 +142,34 @@ fn what_was_lost_goes_first_in_steps_and_in_delayed_sync_after_the_rest_of_the_s
     let place = in_steps.iter().position(|lot| *lot == 8).unwrap_or(9);
     assert!(in_steps.len() == 9 && place < 5, "{in_steps:?}");
 }
+
+#[test]
+fn a_driver_that_feeds_nobody_any_more_sees_through_what_it_has() {
+    let lots = Lots { microbatches: 64, lots: 16 };
+    let mut world = World::new(lots, 2, vec![SiteId(0)]);
+    let holder = |site: u16, peer: u32| Holder {
+        peer: PeerId(peer),
+        site: SiteId(site),
+        speed: 1.0,
+        draining: false,
+        since: Step(0),
+        until: None,
+    };
+    // The first stage stands in the other site, where nobody drives as yet.
+    let view = |number, first: u32, drivers: Vec<SiteId>| {
+        let stages =
+            vec![vec![holder(1, first)], vec![holder(0, 1), holder(1, 4)], vec![holder(0, 2), holder(1, 5)]];
+        Body::View(View { number, stages, drivers })
+    };
+    world.hear(Address::Coordinator, view(2, 3, vec![SiteId(0)]));
+    for lot in 0..16 {
+        let number = LeaseNo { term: Term(1), number: u64::from(lot) + 1 };
+        let at = LotOf { step: Step(0), lot: Lot(lot) };
+        world.hear(Address::Coordinator, Body::Lease(Lease { number, at, held: vec![None; 3] }));
+    }
+    // A driver joins there, and all that was under way has to be sent anew.
+    world.hear(Address::Coordinator, view(3, 3, vec![SiteId(0), SiteId(1)]));
+    let sent = world.hear(Address::Coordinator, view(4, 9, vec![SiteId(0), SiteId(1)]));
+    let begun = sent.iter().filter(|body| matches!(body, Body::Begin(..))).count();
+    assert_eq!(begun, 8, "as many as a peer may have before it, and not one by one");
+}

@@ -277,7 +277,8 @@ proptest! {
             }
             let queues = worker.queues();
             let lots = 2 * (1 + sync.lag() as usize);
-            prop_assert!(queues.jobs <= 3 && queues.lots <= lots && queues.ahead <= 4, "{queues:?}");
+            prop_assert!(queues.begun <= 3 && queues.jobs <= 6, "{queues:?}");
+            prop_assert!(queues.lots <= lots && queues.ahead <= 4, "{queues:?}");
         }
     }
 

@@ -93,7 +93,8 @@ impl Coordinator {
     /// All holders of a stage are gone: everybody goes back to the last checkpoint, under a new epoch. The start
     /// of a run is the same thing: version 0 is a checkpoint that everybody can make from the seed.
     fn fill_from_checkpoint(&mut self, out: &mut Vec<Command>) {
-        if self.members.len() < self.peers_to_start() || self.placings().is_none() {
+        let staying = self.members.values().filter(|member| !member.draining).count();
+        if self.members.len() < self.peers_to_start() || staying < self.spec.stages as usize {
             return;
         }
         if self.is_going_back() {

@@ -253,11 +253,13 @@ impl Driver {
         let tuning = self.spec.tuning;
         let peers: usize = self.wirings.iter().map(Wiring::len).sum();
         let first = self.wirings[0].by_site();
-        let ours =
-            peers_fed_from(self.site, &self.driven, &first) / first.values().sum::<usize>().max(1) as f64;
-        // Whoever feeds nobody still sees through what it was given.
-        let room = ((tuning.depth * peers) as f64 * ours).ceil().max(1.0);
-        tuning.in_flight.min(room as usize)
+        let fed = peers_fed_from(self.site, &self.driven, &first);
+        // Who feeds nobody (any more) may still have lots, and sees them through as one of the drivers.
+        let ours = match fed > 0.0 {
+            true => fed / first.values().sum::<usize>().max(1) as f64,
+            false => 1.0 / self.driven.len().max(1) as f64,
+        };
+        tuning.in_flight.min(((tuning.depth * peers) as f64 * ours).ceil() as usize)
     }
 
     /// The next lot that has no route, with one.

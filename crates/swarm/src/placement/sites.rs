@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use crate::ids::{SiteId, StageId};
 use crate::placement::{ALIKE, Candidate, Placing};
 
-/// Rounds of exchanges, at the most. As a rule the third finds nothing more.
-const ROUNDS: usize = 16;
-/// How much more a busy link counts than two that are half as busy: the busiest holds up all others.
+/// Exchanges that are looked at, at the most: with 64 peers about ten thousand are. More than this would take longer than
+/// a coordinator may be silent, and what is found first is most of what there is.
+const LOOKS: usize = 200_000;
+/// The power of a link's load that counts: the busiest holds up all others.
 const BUSIEST: i32 = 4;
 
 /// Newcomers exchange their stages as long as that makes the links between sites less busy. The stages stay as strong as
@@ -75,7 +76,7 @@ impl Links {
                 let Placing { stage: of, peer, reason } = &mut placings[index];
                 *of = StageId(stage as u16);
                 *reason =
-                    format!("of peers that are alike, {peer} in {site} is nearest to the neighbours of {of}");
+                    format!("{peer} in {site} leaves links least to carry in {of}, of peers that are alike");
             }
         }
     }
@@ -113,25 +114,33 @@ impl Links {
         for (index, &place) in peers.iter().enumerate() {
             alike.entry(place).or_default().push(index);
         }
-        for _ in 0..ROUNDS {
+        let mut looks = LOOKS;
+        let mut is_better = true;
+        while std::mem::take(&mut is_better) {
             let places: Vec<(SiteId, usize)> = alike.keys().copied().collect();
-            let mut is_better = false;
             for (n, &a) in places.iter().enumerate() {
                 for &b in places[n + 1..].iter().filter(|b| b.0 != a.0 && b.1 != a.1) {
-                    let is_empty = |place| alike.get(place).is_none_or(Vec::is_empty);
-                    if is_empty(&a) || is_empty(&b) || !self.exchange_if_better(a, b) {
+                    if !alike.contains_key(&a) {
+                        break;
+                    }
+                    if looks == 0 {
+                        return;
+                    }
+                    looks -= 1;
+                    if !alike.contains_key(&b) || !self.exchange_if_better(a, b) {
                         continue;
                     }
                     is_better = true;
-                    let mut take = |place| alike.get_mut(&place).and_then(Vec::pop);
-                    let (Some(of_a), Some(of_b)) = (take(a), take(b)) else { continue };
-                    (peers[of_a].1, peers[of_b].1) = (b.1, a.1);
-                    alike.entry((a.0, b.1)).or_default().push(of_a);
-                    alike.entry((b.0, a.1)).or_default().push(of_b);
+                    for (from, to) in [(a, (a.0, b.1)), (b, (b.0, a.1))] {
+                        let Some(here) = alike.get_mut(&from) else { continue };
+                        let Some(peer) = here.pop() else { continue };
+                        if here.is_empty() {
+                            alike.remove(&from);
+                        }
+                        peers[peer].1 = to.1;
+                        alike.entry(to).or_default().push(peer);
+                    }
                 }
-            }
-            if !is_better {
-                break;
             }
         }
     }
@@ -225,14 +234,23 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_a_stage_keeps_it() {
-        let peer = |peer: u32, site: u16, stage: Option<u16>| Candidate {
+    fn newcomers_exchange_and_who_holds_a_stage_keeps_it() {
+        let peer = |peer: u32, site: u16, speed: f64, stage: Option<u16>| Candidate {
             peer: PeerId(peer),
             site: SiteId(site),
-            speed: 1.0,
+            speed,
             stage: stage.map(StageId),
         };
-        let peers = [peer(0, 0, Some(1)), peer(1, 1, Some(0)), peer(2, 0, None), peer(3, 1, None)];
+        // The first site has stage 1, the second stage 0, which is slower: so the first newcomer would go there.
+        let peers = [
+            peer(0, 0, 1.0, Some(1)),
+            peer(1, 1, 1.05, Some(0)),
+            peer(2, 0, 1.0, None),
+            peer(3, 1, 1.0, None),
+        ];
+        let alone: Vec<StageId> =
+            place(&peers[..3], &[1.0, 1.0]).unwrap().iter().map(|placing| placing.stage).collect();
+        assert_eq!(alone, [StageId(1)], "the slower stage");
         let mut placings = place(&peers, &[1.0, 1.0]).unwrap();
         placings.sort_by_key(|placing| placing.peer);
         let places: Vec<(PeerId, StageId)> =
@@ -242,5 +260,23 @@ mod tests {
             [(PeerId(2), StageId(0)), (PeerId(3), StageId(1))],
             "each site has both stages then"
         );
+        assert!(placings[0].reason.contains("least to carry"), "{}", placings[0].reason);
+    }
+
+    #[test]
+    fn ten_thousand_peers_in_a_hundred_sites_are_placed_in_a_bounded_number_of_looks() {
+        let peers: Vec<Candidate> = (0..10_000)
+            .map(|peer| Candidate {
+                peer: PeerId(peer),
+                site: SiteId(peer as u16 % 100),
+                speed: 1.0,
+                stage: None,
+            })
+            .collect();
+        let costs: Vec<f64> = (0..24).map(|stage| 0.5 + 0.05 * f64::from(stage)).collect();
+        let placings = place(&peers, &costs).unwrap();
+        let everybody: std::collections::BTreeSet<PeerId> =
+            placings.iter().map(|placing| placing.peer).collect();
+        assert_eq!(everybody.len(), 10_000);
     }
 }

@@ -34,6 +34,9 @@ impl Worker {
             return;
         }
         if !self.jobs.has_room() {
+            self.compute(now, out); // It may be that what is before this is of a driver that is gone.
+        }
+        if !self.jobs.has_room() {
             self.refusals.count(Refusal::Busy);
             return self.decline(&work, fence, Decline::Busy, out);
         }
@@ -167,7 +170,14 @@ impl Worker {
     }
 
     /// The driver took a lot away from us.
-    pub(super) fn on_revoke(&mut self, fence: Fence, lot: Lot, grant: Grant, out: &mut Vec<Command>) {
+    pub(super) fn on_revoke(
+        &mut self,
+        fence: Fence,
+        lot: Lot,
+        grant: Grant,
+        now: Time,
+        out: &mut Vec<Command>,
+    ) {
         if fence.epoch != self.epoch || !self.books.contains(fence.step) {
             return;
         }
@@ -175,6 +185,7 @@ impl Worker {
         if self.book(fence.step).revoke(lot, grant) {
             out.extend(self.jobs.remove_lot(at, grant).into_iter().map(Command::Forget));
             out.push(Command::DropLots(vec![at]));
+            self.compute(now, out); // There may be room for what waits.
         }
     }
 

@@ -21,9 +21,9 @@ use crate::worker::book::JobId;
 /// heard of it and decided what that is (48 peers on two cores: a 60th of their time).
 const AHEAD: usize = 2;
 
-/// Microbatches that wait for forward, at the most, for each that may be between forward and backward. They take little:
-/// their input. What has crossed a slow link is not sent away again because others were there first.
-pub const WAITING: usize = 2;
+/// Microbatches that wait for forward, at the most, for each that may be between forward and backward. They take
+/// their input's memory. What has crossed a slow link is not sent away again because others were there first.
+pub const WAITING: usize = 1;
 
 /// The microbatches at a worker, a bounded number.
 #[derive(Clone, Debug)]
@@ -185,10 +185,12 @@ impl Jobs {
         self.ready[Pass::Forward as usize].len() < WAITING * self.limit
     }
 
-    /// If there is nothing that could be begun, and nothing to go on with: what has waited for a gradient since before
-    /// `patience`. Its driver is likely gone.
+    /// If something waits to be begun, there is no room for it, and nothing to go on with: what has waited for a gradient
+    /// since before `patience`. Its driver is likely gone.
     pub fn overdue(&self, patience: Time) -> Option<Key> {
-        if self.begun() < self.limit || !self.running.is_empty() {
+        let [forward, backward] = &self.ready;
+        let is_stuck = self.begun() >= self.limit && self.running.is_empty() && backward.is_empty();
+        if forward.is_empty() || !is_stuck {
             return None;
         }
         let waits = |(_, job): (u64, &Job)| match job.state {
@@ -444,18 +446,19 @@ mod tests {
     #[test]
     fn what_waits_is_begun_when_there_is_memory_for_it() {
         let mut jobs = Jobs::new(2, 0);
-        let ids = [0, 1, 2, 3, 4].map(|lot| add(&mut jobs, 1, lot, 1));
+        let ids = [0, 1, 2].map(|lot| add(&mut jobs, 1, lot, 1));
         for id in &ids[..2] {
             assert_eq!(start(&mut jobs), Some((*id, Pass::Forward)));
             jobs.away(*id, Payload::default(), Time(5));
         }
         assert_eq!(start(&mut jobs), None, "two are between forward and backward");
         assert!(jobs.has_room(), "and another one may wait");
-        add(&mut jobs, 1, 5, 1);
+        add(&mut jobs, 1, 3, 1);
         assert!(!jobs.has_room());
         assert_eq!(jobs.overdue(Time(5)), None);
         assert_eq!(jobs.overdue(Time(6)), jobs.job(ids[0]).map(Job::key), "its gradient may never come");
         jobs.ready_backward(ids[1], None);
+        assert_eq!(jobs.overdue(Time(6)), None, "there is something to do");
         assert_eq!(start(&mut jobs), Some((ids[1], Pass::Backward)));
         assert!(jobs.keep(ids[1], Payload::default()));
         assert_eq!(start(&mut jobs), Some((ids[2], Pass::Forward)));

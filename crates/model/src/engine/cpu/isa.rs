@@ -110,7 +110,9 @@ impl Pairs {
         {
             return Ok(Pairs(PairPath::Avx512Bf16));
         }
-        Err(PairsError { path: isa.name() })
+        let is_asked = std::env::var_os(VARIABLE).is_some();
+        let asked = if is_asked { ", since STARLING_ISA asks for it: unset that first" } else { "" };
+        Err(PairsError { path: isa.name(), asked })
     }
 
     /// Runs a kernel with them.
@@ -172,11 +174,13 @@ pub struct IsaError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the run asks for train.precision = \"bf16\", which needs a processor with AVX512-BF16 (AMD since Zen 4, Xeon since Sapphire \
-     Rapids); here is no more than {path}. Every peer of the run has to have it: join with another machine, or train with \
-     train.precision = \"f32\""
+     Rapids); here is no more than {path}{asked}. Every peer of the run has to have it: join with another machine, or train \
+     with train.precision = \"f32\""
 )]
 pub struct PairsError {
     path: &'static str,
+    /// If somebody asked for that path, what undoes it.
+    asked: &'static str,
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@
 //! depth share the place of one ([`pairs`](super::pairs)); sums are single as ever. Blocks are then of [`DEPTH`] pairs.
 //!
 //! Both operands are packed, so that the innermost loop reads them one after another: the left side in slivers of
-//! [`TALL`] rows, the right side in panels of [`LANES`] columns. What lacks in the last of either is filled with zeros.
+//! [`TALL`] rows, the right side in panels of [`LANES`] columns. What lacks in the last of either is filled with zeros, or, of
+//! pairs, with numbers that belong to nothing: no row or column has a part in another's sums.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,7 +24,8 @@ use super::lanes::{self, LANES, Lanes, PairLanes};
 use super::one_row;
 use super::pairs::PackPairs;
 
-/// Products, or pairs of them, that are summed up before they are added to the result. A panel of this depth takes half of a 32 KiB cache.
+/// Products, or pairs of them, that are summed up before they are added to the result. A panel of this depth takes half of a
+/// 32 KiB cache.
 pub const DEPTH: usize = 256;
 /// Rows of a sliver, and of a tile of the result.
 pub const TALL: usize = 6;

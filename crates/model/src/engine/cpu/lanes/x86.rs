@@ -1,7 +1,8 @@
 //! Sixteen f32 in four registers of SSE2 (which every processor of the kind has), two of AVX2, or one of AVX-512.
 //!
 //! SAFETY, of everything here: the types are not visible outside of `cpu`, and kernels are run with them by
-//! [`Isa::run`](super::super::isa::Isa::run) alone, after it has found the instructions in the processor.
+//! [`Isa::run`](super::super::isa::Isa::run) and [`Pairs::run`](super::super::isa::Pairs::run) alone, whose values are made
+//! only where their instructions were found in the processor.
 #![allow(unsafe_code, reason = "an intrinsic may be called only where the processor has its instruction")]
 
 use std::arch::x86_64::*;

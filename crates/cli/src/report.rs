@@ -132,7 +132,8 @@ impl History {
                 Event::Evaluated { step, loss, bits_per_byte, .. } => {
                     history.evaluations.insert(step, (loss, bits_per_byte));
                 }
-                Event::Weights { weights, .. } | Event::Finished { weights, .. } => {
+                // Nobody may have been left to tell them in the end.
+                Event::Weights { weights, .. } | Event::Finished { weights, .. } if !weights.is_empty() => {
                     history.weights = Some(weights)
                 }
                 Event::WentBack { to, .. } => drop(history.steps.split_off(&to)),

@@ -265,8 +265,10 @@ impl Coordinator {
     }
 
     async fn finish(mut self) -> Result<(), CoordinatorError> {
-        let version = self.machine.journal().step;
-        let weights = self.hashes.values().next_back().map(|stages| self.combined(stages));
+        let (epoch, version) = (self.machine.journal().epoch, self.machine.journal().step);
+        // Not of all, if some were not told: who tells them may be gone by now.
+        let all = |stages: &&StageHashes| stages.len() == usize::from(self.charter.spec.stages);
+        let weights = self.hashes.get(&(epoch, version)).filter(all).map(|stages| self.combined(stages));
         self.log.append_at(
             self.clock,
             Event::Finished { step: version.0, weights: weights.unwrap_or_default() },
@@ -492,6 +494,12 @@ impl Coordinator {
         self.pause_if_nothing_is_learnt()?;
         let (epoch, safe) = (after.1, self.machine.journal().checkpoint);
         self.kept.retain(|(of, version, _)| *of == epoch && *version > safe);
+        if after.1 != before.1
+            && let Some(stages) = self.hashes.remove(&(before.1, after.0))
+        {
+            // What all go back to has the weights that it had.
+            self.hashes.insert((after.1, after.0), stages);
+        }
         self.hashes.retain(|(epoch, version), _| *epoch == after.1 && version.0 + REMEMBERED > after.0.0);
         let closed = after.0.0.checked_sub(1).and_then(|step| self.reports.remove(&Step(step)));
         let Some(report) = closed else { return Ok(()) };

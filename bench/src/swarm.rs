@@ -305,7 +305,7 @@ fn memory() -> Result<Vec<Figure>> {
         );
         let run = Run::parse(&text, "memory.toml", &[])?;
         let (architecture, rule) = (run.model.architecture(257), run.optimiser.rule());
-        let stages = pipeline::plan(&architecture, rule, &run.train, run.swarm.reduce)?;
+        let stages = pipeline::plan(&architecture, rule, &run.train, run.swarm)?;
         let planned = stages.iter().map(|stage| stage.memory_bytes).max().unwrap_or(0) as f64;
         let mut flock = Flock::start("memory", &text, "aaaa")?;
         flock.go_on_for(8)?;

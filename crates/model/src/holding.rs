@@ -3,7 +3,7 @@
 use crate::engine::{Engine, Shape};
 use crate::local::Units;
 use crate::lots::Lots;
-use crate::run::{Reduce, TrainConfig};
+use crate::run::{Reduce, SwarmConfig, TrainConfig};
 
 /// Microbatches in flight for every peer of a pipeline.
 pub const IN_FLIGHT: usize = 4;
@@ -43,7 +43,7 @@ pub(crate) fn device_bytes<E: Engine>(
     units: &Units<E>,
     (moments, shape): (usize, Shape),
     train: &TrainConfig,
-    reduce: Reduce,
+    swarm: SwarmConfig,
     stage: usize,
 ) -> u64 {
     let lots = train.lots();
@@ -55,7 +55,7 @@ pub(crate) fn device_bytes<E: Engine>(
     let shared: usize =
         units.uses.values().filter(|uses| uses.is_elsewhere()).map(|uses| uses.slots[0].len).sum();
     // The others' uses, ours, and their sum.
-    let gradients = gradients(lots, reduce) * units.gradient_len + 3 * shared;
+    let gradients = gradients(lots, swarm.reduce) * units.gradient_len + 3 * shared;
     units.plan_with(moments, gradients, shape, in_flight, train.keep)
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn worker_bytes<E: Engine>(
     units: &Units<E>,
     size: (usize, Shape),
     train: &TrainConfig,
-    reduce: Reduce,
+    swarm: SwarmConfig,
     stage: usize,
 ) -> u64 {
     let (element, lots) = (units.dtype().size() as u64, train.lots());
@@ -76,6 +76,9 @@ pub(crate) fn worker_bytes<E: Engine>(
     // Pieces of sums on their way, out and in: with two replicas half a gradient each, whatever the number of sums (measured
     // with 8 lots: what goes out is bounded, see `toll.rs` of the node, and what comes in is added up at once).
     let reducing = units.gradient_len as u64 * element;
-    let device = device_bytes(units, size, train, reduce, stage);
+    // A copy of ours on its way to whoever keeps it, what another has left here, and the next of those that is coming in.
+    let copies = if swarm.deposit_every_s > 0.0 { 3 * sealed(lots, swarm.reduce) as u64 } else { 0 };
+    let reducing = reducing * (1 + copies);
+    let device = device_bytes(units, size, train, swarm, stage);
     device.saturating_add(kept).saturating_add(waiting).saturating_add(reducing).saturating_add(PROCESS_BYTES)
 }

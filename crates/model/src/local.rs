@@ -369,6 +369,32 @@ impl<E: Engine> Stage for LocalStage<E> {
         self.sums.get_mut(&step).map(|sums| sums.revoke(lot)).unwrap_or_default()
     }
 
+    fn enter(
+        &mut self,
+        step: u64,
+        lots: Lots,
+        (node, of): (Option<Node>, &[u32]),
+        bytes: &[u8],
+    ) -> Result<(), StageError> {
+        self.check_step(step)?;
+        let refuse = StageError::Lots { microbatches: lots.microbatches, lots: lots.lots };
+        let fits = self.sums.get(&step).is_none_or(|sums| sums.fits(lots, 0));
+        let covers = node.is_none_or(|node| node.lots(lots.lots).eq(of.iter().copied()));
+        if !lots.is_possible() || !fits || !covers || of.iter().any(|&lot| lot >= lots.lots) {
+            return Err(refuse);
+        }
+        check::length("bytes of the sum", self.gradient_len() * self.dtype().size(), bytes.len())?;
+        let sums = self.sums.entry(step).or_insert_with(|| StepSums::new(lots));
+        if let Some(lot) = sums.begun(of.iter().copied()) {
+            return Err(StageError::Twice { microbatch: lots.microbatches_of(lot).start, lot });
+        }
+        let engine = &self.units.engine;
+        let mut sum = Gradient::zeros(&**engine, &self.units.bounds);
+        sum.write(engine, 0, bytes);
+        sums.enter(node, of.iter().copied(), sum, |sum, gradient| sum.add(engine, gradient));
+        Ok(())
+    }
+
     fn merged(&self, step: u64) -> Vec<u32> {
         let merged = self.sums.get(&step).and_then(StepSums::merged);
         merged.map(|(lots, _)| lots.iter().copied().collect()).unwrap_or_default()

@@ -16,7 +16,7 @@ use crate::holding::{device_bytes, worker_bytes};
 use crate::local::{LocalStage, Units};
 use crate::memory;
 use crate::optimiser::Rule;
-use crate::run::{Precision, Reduce, TrainConfig};
+use crate::run::{Precision, SwarmConfig, TrainConfig};
 use crate::stage::{Hidden, Input, Keep, Loss, Memory, Meta, Microbatch, Output, Stage, StageError, Want};
 use crate::transformer::Unit;
 
@@ -81,7 +81,7 @@ pub fn build_stage(
 pub fn build_worker(
     architecture: &Architecture,
     rule: Rule,
-    (train, reduce): (&TrainConfig, Reduce),
+    (train, swarm): (&TrainConfig, SwarmConfig),
     seed: u64,
     index: usize,
 ) -> Result<Box<dyn Stage>, BuildError> {
@@ -89,7 +89,7 @@ pub fn build_worker(
     let size = (rule.moments(), microbatch_shape(architecture, train));
     Ok(with_engine!(train, engine => {
         let units = Units::new(engine.clone(), architecture.clone(), range, seed);
-        let needed = device_bytes(&units, size, train, reduce, index);
+        let needed = device_bytes(&units, size, train, swarm, index);
         check_memory(needed, train, rule)?;
         engine.reserve(needed);
         Box::new(LocalStage::with(units, rule, seed))
@@ -170,10 +170,10 @@ pub fn plan(
     architecture: &Architecture,
     rule: Rule,
     train: &TrainConfig,
-    reduce: Reduce,
+    swarm: SwarmConfig,
 ) -> Result<Vec<StagePlan>, BuildError> {
     let train = &train.untrained();
-    Ok(with_engine!(train, engine => plan_on(engine, architecture, rule, train, reduce)))
+    Ok(with_engine!(train, engine => plan_on(engine, architecture, rule, train, swarm)))
 }
 
 fn plan_on<E: Engine>(
@@ -181,7 +181,7 @@ fn plan_on<E: Engine>(
     architecture: &Architecture,
     rule: Rule,
     train: &TrainConfig,
-    reduce: Reduce,
+    swarm: SwarmConfig,
 ) -> Vec<StagePlan> {
     let size = (rule.moments(), microbatch_shape(architecture, train));
     let plan_of = |(stage, range): (usize, Range<usize>)| {
@@ -190,7 +190,7 @@ fn plan_on<E: Engine>(
         StagePlan {
             parameters: units.layout.len() as u64,
             gradient: units.gradient_len as u64,
-            memory_bytes: worker_bytes(&units, size, train, reduce, stage),
+            memory_bytes: worker_bytes(&units, size, train, swarm, stage),
             forward_operations: list.iter().map(|&unit| architecture.forward_operations(unit)).sum(),
             units: list,
         }
@@ -362,7 +362,7 @@ mod tests {
         let plan_with = |precision| {
             let train = TrainConfig { precision, ..with(Device::Cpu) };
             let rule = OptimiserConfig::default().rule();
-            plan(&architecture.architecture(9), rule, &train, Reduce::Exact).unwrap()
+            plan(&architecture.architecture(9), rule, &train, SwarmConfig::default()).unwrap()
         };
         assert_eq!(plan_with(Precision::Bf16), plan_with(Precision::F32));
     }

@@ -193,11 +193,15 @@ impl Default for CheckpointConfig {
 }
 
 /// The `[swarm]` section: how peers that train together agree.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SwarmConfig {
     /// How gradients are added up.
     pub reduce: Reduce,
+    /// How often, in seconds, a worker leaves a copy of its sums with another worker of its stage, so that what it has
+    /// computed outlives it; 0: never. Worth it where machines are taken away often: a copy is as large as the stage's
+    /// gradient (with exact sums several times that), for the network and for the other's memory.
+    pub deposit_every_s: f64,
 }
 
 /// How gradients are added up.
@@ -232,6 +236,13 @@ impl Run {
             "name",
             format!("{:?} cannot name a folder", self.name),
             "use letters, digits, - and _".into(),
+        );
+        let every_s = self.swarm.deposit_every_s;
+        check(
+            every_s == 0.0 || (0.05..=86_400.0).contains(&every_s),
+            "swarm.deposit_every_s",
+            format!("{every_s} is not a number of seconds that makes sense"),
+            "use 0 for never, or 0.05 to 86400".into(),
         );
         check(
             train.steps > 0,

@@ -260,6 +260,15 @@ pub trait Stage: Send {
     fn forget(&mut self, ticket: Ticket);
     /// Adds the sealed lots of a step up into one sum, in whatever order: for who does not need the tree.
     fn merge(&mut self, step: u64);
+    /// The sum of some sealed lots that another stage of the same kind has computed becomes one of ours: at its node of
+    /// the tree, or, if it has none, merged. Refused if anything of those lots is here.
+    fn enter(
+        &mut self,
+        step: u64,
+        lots: Lots,
+        of: (Option<Node>, &[u32]),
+        bytes: &[u8],
+    ) -> Result<(), StageError>;
     /// Drops a lot whole, with the lots it was merged with; returns the lots that must be done again.
     fn revoke(&mut self, step: u64, lot: u32) -> Vec<u32>;
     /// The sums of a step that it holds: nodes of the tree over lots.

@@ -3,7 +3,8 @@
 //! The journal says which steps are closed, and the coordinator's log which lots of which peers are in the sum of each
 //! stage. A worker's log says which microbatches it added to each lot, which lots it dropped, and which it gave to a
 //! reduction. For every step that counts in the end: the lots of a stage are all lots, each from one peer; that peer gave
-//! exactly those; and each lot it gave held each of its microbatches once, with the samples that belong to it.
+//! exactly those; and each lot it gave held each of its microbatches once, with the samples that belong to it. A lot that
+//! it inherited held them in the log of whoever had left it there.
 //!
 //! It believes what a log says of its own process. A peer that lies is found by the hashes of its weights, not here.
 
@@ -44,20 +45,50 @@ impl Audit {
 /// (epoch, step, stage) → (peer, what it gave).
 type Gifts = BTreeMap<(u64, u64, u16), BTreeMap<u32, Gift>>;
 
-/// What a peer gave to a reduction: lots, and what was in them.
+/// What a peer gave to a reduction, or left with another: lots, and what was in them.
 #[derive(Clone, Debug, Default)]
 struct Gift {
     lots: Vec<u32>,
-    /// What is wrong with them.
+    /// From whom it had inherited some of them, and which.
+    inherited: Vec<(u32, Vec<u32>)>,
+    /// What is wrong with the others.
     wrong: Vec<String>,
 }
+
+/// What workers' logs tell.
+#[derive(Debug, Default)]
+struct Known {
+    peers: BTreeSet<u32>,
+    /// What was given to reductions: the last attempt is the one that counts.
+    given: Gifts,
+    /// What was left with others; whoever inherits it says which of it.
+    left: BTreeMap<(u64, u64, u16), BTreeMap<u32, Vec<Gift>>>,
+}
+
+impl Known {
+    /// What is wrong with lots that `of` had left with somebody, who may itself have inherited some of them.
+    fn wrong_with(&self, at: (u64, u64, u16), of: u32, lots: &[u32], depth: usize) -> Vec<String> {
+        let deposits = self.left.get(&at).and_then(|left| left.get(&of));
+        let Some(deposit) = deposits.into_iter().flatten().find(|deposit| deposit.lots == lots) else {
+            return vec![format!(
+                "lots {lots:?} were inherited from peer {of}, which had not left just those"
+            )];
+        };
+        let own = deposit.wrong.iter().map(|why| format!("inherited from peer {of}: {why}"));
+        let before = deposit.inherited.iter().filter(|_| depth < MOST_HEIRS);
+        own.chain(before.flat_map(|(of, lots)| self.wrong_with(at, *of, lots, depth + 1))).collect()
+    }
+}
+
+/// How often lots may be inherited from heirs, at the most: logs that go round in a circle end here.
+const MOST_HEIRS: usize = 64;
 
 /// Looks at the journal, the coordinator's log and those of the workers.
 pub fn audit(train: &TrainConfig, journal: &[Record], coordinator: &[Line], peers: &[Vec<Line>]) -> Audit {
     let lots = Lots { microbatches: train.lots().microbatches, lots: train.lots().lots };
-    let (mut gifts, mut known) = (Gifts::new(), BTreeSet::new());
+    let mut known = Known::default();
     for log in peers {
-        read_peer(train, lots, log, &mut gifts, &mut known);
+        read_peer(train, lots, log, &mut known);
     }
     let mut audit = Audit::default();
     let closed = closed_steps(journal, &mut audit.wrong);
@@ -87,7 +118,7 @@ pub fn audit(train: &TrainConfig, journal: &[Record], coordinator: &[Line], peer
             audit.wrong.push(format!("step {step}: {} stages were counted, not all", stages.len()));
         }
         for (stage, holders) in stages.iter().enumerate() {
-            check_stage(lots, (epoch, step, stage as u16), holders, &gifts, &known, &mut audit);
+            check_stage(lots, (epoch, step, stage as u16), holders, &known, &mut audit);
         }
     }
     audit
@@ -123,18 +154,24 @@ fn closed_steps(journal: &[Record], wrong: &mut Vec<String>) -> BTreeMap<u64, Ar
 }
 
 /// Follows one worker's log: what is in each of its lots, and what it gave away.
-fn read_peer(train: &TrainConfig, lots: Lots, log: &[Line], gifts: &mut Gifts, known: &mut BTreeSet<u32>) {
+fn read_peer(train: &TrainConfig, lots: Lots, log: &[Line], known: &mut Known) {
     let mut me = None;
     // (step, lot) → microbatch → how often; and what was strange about it.
     let mut held: BTreeMap<(u64, u32), BTreeMap<u32, u32>> = BTreeMap::new();
     let mut strange: BTreeMap<(u64, u32), String> = BTreeMap::new();
+    // By step: what was inherited, and from whom.
+    let mut inherited: BTreeMap<u64, Vec<(u32, Vec<u32>)>> = BTreeMap::new();
     for line in log {
         match &line.event {
             Event::Joined { number, .. } => {
                 me = Some(*number);
-                known.insert(*number);
+                known.peers.insert(*number);
                 held.clear();
                 strange.clear();
+                inherited.clear();
+            }
+            Event::Inherited { step, from, lots, .. } => {
+                inherited.entry(*step).or_default().push((*from, lots.clone()));
             }
             Event::Folded { step, lot, microbatch, first_sample, samples, .. } => {
                 *held.entry((*step, *lot)).or_default().entry(*microbatch).or_default() += 1;
@@ -148,27 +185,44 @@ fn read_peer(train: &TrainConfig, lots: Lots, log: &[Line], gifts: &mut Gifts, k
                 for lot in lots {
                     held.remove(&(*step, *lot));
                     strange.remove(&(*step, *lot));
+                    // What was inherited goes as a whole, with what it was merged with.
+                    inherited.entry(*step).or_default().retain(|(_, lots)| !lots.contains(lot));
                 }
             }
             Event::Voided | Event::Holds { loaded: true, .. } => {
                 held.clear();
                 strange.clear();
+                inherited.clear();
             }
             Event::Holds { version, .. } => {
                 held = held.split_off(&(*version, 0));
                 strange = strange.split_off(&(*version, 0));
+                inherited = inherited.split_off(version);
             }
-            Event::Gave { stage, epoch, step, lots: given } => {
+            Event::Gave { stage, epoch, step, lots: given }
+            | Event::Deposited { stage, epoch, step, lots: given } => {
                 let Some(me) = me else { continue };
-                let mut gift = Gift { lots: given.clone(), wrong: Vec::new() };
+                let inherited = inherited.get(step).cloned().unwrap_or_default();
+                let mut gift = Gift { lots: given.clone(), inherited, wrong: Vec::new() };
                 for lot in given {
                     let empty = BTreeMap::new();
                     let inside = held.get(&(*step, *lot)).unwrap_or(&empty);
+                    let times = gift.inherited.iter().filter(|(_, lots)| lots.contains(lot)).count();
+                    if times == 1 && inside.is_empty() {
+                        continue; // What was in it stands in another log.
+                    }
+                    if times > 0 {
+                        gift.wrong
+                            .push(format!("lot {lot} was computed, and inherited {times} times besides"));
+                    }
                     gift.wrong.extend(lot_is_wrong(lots, *lot, inside));
                     gift.wrong.extend(strange.get(&(*step, *lot)).cloned());
                 }
-                // The last attempt is the one that counts.
-                gifts.entry((*epoch, *step, *stage)).or_default().insert(me, gift);
+                let at = (*epoch, *step, *stage);
+                match line.event {
+                    Event::Gave { .. } => drop(known.given.entry(at).or_default().insert(me, gift)),
+                    _ => known.left.entry(at).or_default().entry(me).or_default().push(gift),
+                }
             }
             _ => {}
         }
@@ -191,8 +245,7 @@ fn check_stage(
     lots: Lots,
     at: (u64, u64, u16),
     holders: &[(u32, Vec<u32>)],
-    gifts: &Gifts,
-    known: &BTreeSet<u32>,
+    known: &Known,
     audit: &mut Audit,
 ) {
     let (_, step, stage) = at;
@@ -203,8 +256,8 @@ fn check_stage(
         audit.wrong.push(format!("{place}: the lots {all:?} were counted, not each of {} once", lots.lots));
     }
     for (peer, counted) in holders.iter().filter(|(_, lots)| !lots.is_empty()) {
-        let Some(gift) = gifts.get(&at).and_then(|gifts| gifts.get(peer)) else {
-            match known.contains(peer) {
+        let Some(gift) = known.given.get(&at).and_then(|gifts| gifts.get(peer)) else {
+            match known.peers.contains(peer) {
                 true => audit
                     .wrong
                     .push(format!("{place}: peer {peer} gave nothing, and {counted:?} were counted")),
@@ -218,7 +271,15 @@ fn check_stage(
                 gift.lots
             ));
         }
-        audit.wrong.extend(gift.wrong.iter().map(|why| format!("{place}: peer {peer}: {why}")));
+        for (of, _) in gift.inherited.iter().filter(|(of, _)| !known.peers.contains(of)) {
+            audit
+                .unknown
+                .push(format!("{place}: there is no log of peer {of}, of whom peer {peer} inherited"));
+        }
+        let told = gift.inherited.iter().filter(|(of, _)| known.peers.contains(of));
+        let inherited = told.flat_map(|(of, lots)| known.wrong_with(at, *of, lots, 0));
+        let wrong = gift.wrong.iter().cloned().chain(inherited);
+        audit.wrong.extend(wrong.map(|why| format!("{place}: peer {peer}: {why}")));
         let microbatches = counted.iter().map(|&lot| lots.microbatches_of(Lot(lot)).len() as u64);
         audit.counted += microbatches.sum::<u64>();
     }
@@ -309,6 +370,31 @@ mod tests {
         let stages = vec![vec![(0, vec![0])]];
         let half = [Line { event: Event::Counted { epoch, step, stages }, ..coordinator[0].clone() }];
         assert!(audit(&train, &journal, &half, &peers).wrong[0].contains("the lots [0] were counted"));
+    }
+
+    #[test]
+    fn what_was_inherited_is_proved_by_the_log_of_whoever_left_it() {
+        let (train, journal, coordinator, mut peers) = logs();
+        let at = |event| Line { event, ..coordinator[0].clone() };
+        let (stage, epoch, step) = (0, 1, 0);
+        // Peer 0 leaves its lot with peer 1 and is gone; peer 1 gives both.
+        peers[0][2] = at(Event::Deposited { stage, epoch, step, lots: vec![0] });
+        peers[1].insert(2, at(Event::Inherited { stage, epoch, step, from: 0, lots: vec![0] }));
+        peers[1][3] = at(Event::Gave { stage, epoch, step, lots: vec![0, 1] });
+        let coordinator = [at(Event::Counted { epoch, step, stages: vec![vec![(1, vec![0, 1])]] })];
+        let found = audit(&train, &journal, &coordinator, &peers);
+        assert!(found.is_proof() && found.counted == 2, "{found:?}");
+
+        let wrong = |peers: &[Vec<Line>]| audit(&train, &journal, &coordinator, peers).wrong.join("\n");
+        let mut twice = peers.clone();
+        twice[0].insert(2, peers[0][1].clone());
+        assert!(wrong(&twice).contains("inherited from peer 0: microbatch 0 is in lot 0 2 times"));
+        let mut other = peers.clone();
+        other[0].remove(2);
+        assert!(wrong(&other).contains("which had not left just those"));
+        let mut both = peers.clone();
+        both[1].insert(2, peers[0][1].clone());
+        assert!(wrong(&both).contains("lot 0 was computed, and inherited 1 times besides"));
     }
 
     #[test]

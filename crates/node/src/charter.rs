@@ -11,6 +11,7 @@ use starling_model::run::{self, Definition, Run};
 use starling_swarm::ids::{RunId, StageId, Step};
 use starling_swarm::lots::Lots;
 use starling_swarm::spec::{Reduce, Spec, Sync, Tuning};
+use starling_swarm::time::Span;
 use starling_transport::endpoint::Limits;
 
 use crate::host::Build;
@@ -30,7 +31,7 @@ impl Charter {
     /// The charter of a run that begins with `peers` workers.
     pub fn new(run: Run, definition: Definition, peers: usize) -> Result<Charter, CharterError> {
         let (architecture, rule) = (run.model.architecture(definition.vocabulary), run.optimiser.rule());
-        let stages = pipeline::plan(&architecture, rule, &run.train, run.swarm.reduce)?;
+        let stages = pipeline::plan(&architecture, rule, &run.train, run.swarm)?;
         let operations = stages.iter().map(|stage| stage.forward_operations as f64);
         let mean = operations.clone().sum::<f64>() / stages.len() as f64;
         let element = run.train.precision.dtype().size() as u64;
@@ -50,6 +51,7 @@ impl Charter {
             jobs: holding::most_jobs(lots),
             depth: holding::IN_FLIGHT,
             keep_bytes: holding::KEPT_BYTES,
+            deposit: Span::from_s_f64(run.swarm.deposit_every_s),
             ..Tuning::default()
         };
         let lots = Lots { microbatches: lots.microbatches, lots: lots.lots };
@@ -86,7 +88,7 @@ impl Charter {
     pub fn measure(&self) -> Result<(f64, String), BuildError> {
         let (run, rule) = (&self.run, self.run.optimiser.rule());
         let architecture = run.model.architecture(self.definition.vocabulary);
-        let stages = pipeline::plan(&architecture, rule, &run.train, run.swarm.reduce)?;
+        let stages = pipeline::plan(&architecture, rule, &run.train, run.swarm)?;
         let forward: u64 = stages.iter().map(|stage| stage.forward_operations).sum();
         let tokens = run.train.microbatch.min(run.train.batch) as usize * architecture.context;
         let operations = 3.0 * forward as f64 * tokens as f64 / stages.len() as f64;
@@ -100,7 +102,7 @@ impl Charter {
         let run = self.run.clone();
         let rule = run.optimiser.rule();
         Arc::new(move |stage| {
-            let train = (&run.train, run.swarm.reduce);
+            let train = (&run.train, run.swarm);
             pipeline::build_worker(&architecture, rule, train, run.seed, stage.0.into())
         })
     }

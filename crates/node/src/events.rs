@@ -96,6 +96,10 @@ pub enum Event {
     Voided,
     /// A worker gave its sums of these lots to a reduction.
     Gave { stage: u16, epoch: u64, step: u64, lots: Vec<u32> },
+    /// A worker read its sums of these lots, to leave a copy with another.
+    Deposited { stage: u16, epoch: u64, step: u64, lots: Vec<u32> },
+    /// The sums that another worker had left with a worker are its own from now on.
+    Inherited { stage: u16, epoch: u64, step: u64, from: u32, lots: Vec<u32> },
     /// A worker has this version of a stage: by an update, or loaded.
     Holds { stage: u16, epoch: u64, version: u64, loaded: bool },
     /// A worker has got a state from others, or the updates that it missed since it got one: chunks, by worker.

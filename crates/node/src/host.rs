@@ -4,6 +4,7 @@
 //!
 //! Only `step` sync so far.
 
+mod depositing;
 mod handing;
 mod summing;
 
@@ -295,6 +296,15 @@ impl Host {
                     }
                 }
             }
+            Command::Deposit(deposit) => self.deposit(deposit, done)?,
+            Command::Inherit(inherited) => {
+                let (step, lots) = (inherited.step, inherited.lots.clone());
+                if let Err(error) = self.inherit(inherited, done) {
+                    done.push(Done::Tell(Input::NotInherited(step, lots)));
+                    return Err(error);
+                }
+            }
+            Command::Release(payload) => drop(self.tensors.take(payload)),
             Command::DropBefore(step) => {
                 if step == Step(u64::MAX) {
                     done.push(Done::Note(Event::Voided));

@@ -20,6 +20,8 @@ pub enum Tensor {
     Gradient(Hidden),
     /// Sums of a part of the gradient at some nodes of the tree over lots.
     Sums(Vec<Sum>),
+    /// Whole sums at some nodes of the tree over lots, in order, and the loss of each microbatch that is in them.
+    Copy(Vec<Bytes>, Vec<(u32, Loss)>),
     /// What a state, or updates of it, will be made of.
     Outline(Outline),
     /// A state, or updates of it. It comes in chunks, never as a whole.
@@ -59,6 +61,8 @@ pub enum TensorHead {
     Gradient(HiddenHead),
     /// Sums: the bytes and the loss of each.
     Sums(Vec<(u64, Loss)>),
+    /// Whole sums: the bytes of each, and the losses.
+    Copy(Vec<u64>, Vec<(u32, Loss)>),
     /// What a state, or updates of it, will be made of.
     Outline(Outline),
     /// Uses of shared parameters: name and bytes of each.
@@ -90,6 +94,7 @@ impl Tensor {
                 hidden.bytes.len()
             }
             Tensor::Sums(sums) => sums.iter().map(|sum| sum.bytes.len()).sum(),
+            Tensor::Copy(sums, _) => sums.iter().map(Bytes::len).sum(),
             Tensor::Outline(_) => 0,
             Tensor::Parcel(parcel) => parcel.chunks.iter().map(Bytes::len).sum(),
             Tensor::Uses(uses) => uses.iter().map(|(_, bytes)| bytes.len()).sum(),
@@ -111,6 +116,10 @@ impl Tensor {
             Tensor::Sums(sums) => {
                 let head = sums.iter().map(|sum| (sum.bytes.len() as u64, sum.loss)).collect();
                 (TensorHead::Sums(head), sums.iter().map(|sum| sum.bytes.clone()).collect())
+            }
+            Tensor::Copy(sums, losses) => {
+                let lengths = sums.iter().map(|sum| sum.len() as u64).collect();
+                (TensorHead::Copy(lengths, losses.clone()), sums.clone())
             }
             Tensor::Outline(outline) => (TensorHead::Outline(outline.clone()), Vec::new()),
             Tensor::Parcel(parcel) => (TensorHead::Outline(parcel.outline.clone()), Vec::new()),
@@ -147,6 +156,11 @@ impl Tensor {
                 let mut pieces = Pieces(body.clone());
                 let whole = |(length, loss)| Sum { bytes: pieces.next(length), loss };
                 Tensor::Sums(sums.into_iter().map(whole).collect())
+            }
+            TensorHead::Copy(lengths, losses) => {
+                exactly(sum(&mut lengths.iter().copied()))?;
+                let mut pieces = Pieces(body.clone());
+                Tensor::Copy(lengths.into_iter().map(|length| pieces.next(length)).collect(), losses)
             }
             TensorHead::Outline(outline) => {
                 exactly(0)?;

@@ -13,6 +13,7 @@ use starling_model::run::{Run, TrainConfig};
 use starling_model::{batch, pipeline};
 use starling_node::charter::Charter;
 use starling_node::closing::conclude;
+use starling_node::events::Event;
 use starling_node::host::{Build, Done, Fetch, Host};
 use starling_node::tensor::Tensor;
 use starling_swarm::coordinator::{self, Coordinator};
@@ -87,6 +88,10 @@ struct Swarm {
     on_the_way: Vec<(Step, Envelope, Option<Arc<Tensor>>)>,
     /// How often updates were sent instead of a state.
     updates: u32,
+    /// Lots that workers inherited from others that were gone.
+    inherited: usize,
+    /// Deposits that are to be spoilt on their way.
+    deposits_to_spoil: u32,
     /// What hosts could not do.
     troubles: Vec<String>,
 }
@@ -132,7 +137,11 @@ impl Swarm {
             shared: charter.spec.shared,
             state_bytes: 1,
             memory_bytes: 1,
-            tuning: Tuning { quorum: peers as usize, ..Tuning::default() },
+            tuning: Tuning {
+                quorum: peers as usize,
+                deposit: charter.spec.tuning.deposit,
+                ..Tuning::default()
+            },
         };
         let (now, mut out) = (Time(0), Vec::new());
         let coordinator = Coordinator::new(spec.clone(), JournalState::default(), 0, now, &mut out);
@@ -154,6 +163,8 @@ impl Swarm {
             state_takes: 0,
             on_the_way: Vec::new(),
             updates: 0,
+            inherited: 0,
+            deposits_to_spoil: 0,
             troubles: Vec::new(),
             spec,
             run,
@@ -227,6 +238,10 @@ impl Swarm {
                 [Tensor::Uses(Vec::new()), Tensor::Uses(vec![("wte.weight".into(), vec![0; 7].into())])];
             tensor = Some(Arc::new(kinds[self.to_spoil as usize % 2].clone()));
         }
+        if matches!(envelope.body, Body::Deposit { .. }) && self.deposits_to_spoil > 0 {
+            self.deposits_to_spoil -= 1;
+            tensor = Some(Arc::new(Tensor::Copy(vec![vec![0; 9].into()], Vec::new())));
+        }
         if let Some((_, host)) = self.workers.get_mut(&peer) {
             host.tensors().receive(&mut envelope, tensor);
             self.tell_worker(peer, worker::Input::Message(envelope));
@@ -257,6 +272,7 @@ impl Swarm {
                         let until = Step(self.coordinator.journal().step.0 + takes);
                         self.on_the_way.push((until, envelope, Some(Arc::new(Tensor::Parcel(parcel)))));
                     }
+                    Done::Note(Event::Inherited { lots, .. }) => self.inherited += lots.len(),
                     Done::Contribution(None) | Done::Hashed(..) | Done::Note(_) => {}
                     Done::Read(..) | Done::Inferred(..) | Done::NotGiven(_) => {}
                     Done::Save(of, part) => {
@@ -432,4 +448,50 @@ fn a_stage_that_loses_all_its_holders_goes_on_from_its_checkpoint_with_the_same_
     });
     assert_eq!(killed, 2);
     assert!(swarm.coordinator.journal().epoch > Epoch(1), "everybody went back");
+}
+
+/// Steps of many lots, and copies of sums that are left with others all the while.
+fn depositing(tied: bool) -> Swarm {
+    let mut run = run();
+    run.model.tied = tied;
+    run.train = TrainConfig { batch: 96, lots: 24, steps: 5, ..run.train };
+    run.swarm.deposit_every_s = 0.05;
+    Swarm::new(run, Reduce::Exact, 8)
+}
+
+/// Kills whoever has left something with another, one after the other; returns how many.
+fn kill_depositors(swarm: &mut Swarm) -> u32 {
+    let (mut kills, mut last) = (0, 0);
+    swarm.train(|swarm, turn| {
+        let victim = PeerId(kills % 8);
+        let stage = swarm.workers.get(&victim).and_then(|(worker, _)| worker.stage());
+        let holders = swarm.workers.values().filter(|(w, _)| w.is_active() && w.stage() == stage).count();
+        if turn > last + 500 && kills < 20 && holders > 1 {
+            swarm.kill(victim);
+            (kills, last) = (kills + 1, turn);
+        }
+    });
+    kills
+}
+
+#[test]
+fn what_the_dead_had_left_with_others_is_not_computed_again_and_changes_no_weight() {
+    for tied in [false, true] {
+        let mut swarm = depositing(tied);
+        assert!(kill_depositors(&mut swarm) > 3);
+        assert!(swarm.inherited > 5, "{} lots were inherited", swarm.inherited);
+        assert!(swarm.compared >= swarm.run.train.steps * 3);
+        let most = swarm.workers.values().map(|(_, host)| host.tensors().count()).max();
+        assert!(most < Some(400), "tensors of closed steps are dropped: {most:?}");
+    }
+}
+
+#[test]
+fn what_was_left_and_makes_no_sense_is_computed_again() {
+    let mut swarm = depositing(false);
+    swarm.deposits_to_spoil = u32::MAX;
+    assert!(kill_depositors(&mut swarm) > 3);
+    let troubles = std::mem::take(&mut swarm.troubles);
+    assert!(!troubles.is_empty() && swarm.inherited == 0, "{troubles:?}");
+    assert!(swarm.compared >= swarm.run.train.steps * 3);
 }

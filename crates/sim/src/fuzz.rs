@@ -4,6 +4,7 @@ use starling_swarm::coordinator::Order;
 use starling_swarm::ids::*;
 use starling_swarm::lots::Lots;
 use starling_swarm::spec::{Reduce, Sync};
+use starling_swarm::time::Span;
 
 use crate::fault::Fault;
 use crate::network::Link;
@@ -87,6 +88,13 @@ pub fn scenario(seed: u64) -> Scenario {
     }
     if rng.chance(0.4) {
         scenario.share();
+    }
+    if rng.chance(0.5) {
+        // Steps that are long enough for something to be left with another, and to be inherited.
+        scenario.spec.tuning.deposit = Span::ms(rng.between(10, 200));
+        let Lots { microbatches, lots } = scenario.spec.lots;
+        scenario.spec.lots = Lots { microbatches: 6 * microbatches, lots: 6 * lots };
+        scenario.patience_us *= 6;
     }
     scenario
 }

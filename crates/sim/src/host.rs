@@ -36,7 +36,7 @@ pub struct Host {
 }
 
 /// What a lot is the sum of.
-type Terms = Vec<(Microbatch, Gradient)>;
+pub type Terms = Vec<(Microbatch, Gradient)>;
 
 #[derive(Clone, Copy, Debug)]
 struct Job {
@@ -186,6 +186,18 @@ impl Host {
     /// Drops lots whole.
     pub fn drop_lots(&mut self, lots: &[LotOf]) {
         lots.iter().for_each(|at| drop(self.lots.remove(at)));
+        self.last_read = None;
+    }
+
+    /// A copy of some lots.
+    pub fn copy(&self, step: Step, lots: &[Lot]) -> Vec<(LotOf, Terms)> {
+        let of = |&lot: &Lot| LotOf { step, lot };
+        lots.iter().map(of).filter_map(|at| Some((at, self.lots.get(&at)?.clone()))).collect()
+    }
+
+    /// Lots that another computed are in ours.
+    pub fn inherit(&mut self, lots: Vec<(LotOf, Terms)>) {
+        lots.into_iter().for_each(|(at, terms)| self.lots.entry(at).or_default().extend(terms));
         self.last_read = None;
     }
 

@@ -22,7 +22,7 @@ use starling_swarm::worker::{self, Worker};
 
 use crate::heap::Heap;
 use crate::history::History;
-use crate::host::{Host, Piece};
+use crate::host::{Host, Piece, Terms};
 use crate::invariants::{self, Fact, Invariant};
 use crate::network::Network;
 use crate::rng::{Rng, mix2};
@@ -64,6 +64,8 @@ pub struct World {
     checkpoints: BTreeMap<(StageId, Step), BTreeMap<Step, u64>>,
     /// By their handles.
     pieces: Sequence<(Step, Arc<Piece>)>,
+    /// Copies of sums that workers left with others, by their handles.
+    deposits: Sequence<(Step, Vec<(LotOf, Terms)>)>,
     /// What a worker's machine has just said; kept for its room.
     worker_commands: Vec<worker::Command>,
     /// The same of a driver's.
@@ -181,6 +183,7 @@ impl World {
             disk_free: 0,
             checkpoints: BTreeMap::new(),
             pieces: Sequence::default(),
+            deposits: Sequence::default(),
             worker_commands: Vec::new(),
             driver_commands: Vec::new(),
             coordinator_commands: Vec::new(),
@@ -455,6 +458,7 @@ impl World {
         if let Record::Commit(commit) = &record {
             self.commits_us.push(self.now);
             self.pieces.retain(|(step, _)| step.0 + KEPT_STEPS > commit.step.0);
+            self.deposits.retain(|(step, _)| step.0 + KEPT_STEPS > commit.step.0);
         }
         self.observe(Fact::Journaled(&record));
         self.journal.push(record);

@@ -8,6 +8,7 @@
 //! It touches no tensor and no clock, and never waits for one particular message: [`Coordinator::why_waiting`]
 //! always has an answer.
 
+mod deposits;
 mod doubting;
 mod ending;
 mod leasing;
@@ -290,6 +291,7 @@ impl Coordinator {
             Body::WorkerBeat(status) => self.on_worker_beat(peer, fence, status, out),
             Body::Leaving { member } => self.on_leaving(peer, member, out),
             Body::Seals { stage, lots } => self.on_seals(peer, fence, stage, &lots, out),
+            Body::Deposited { .. } => self.on_deposited(peer, fence, body, out),
             Body::Lost { stage, lots } => self.on_lost(peer, fence, stage, &lots, out),
             Body::NotFinite { stage, of } => self.on_not_finite(peer, fence, stage, &of, out),
             Body::Stuck { stage, on, certain } => self.on_stuck(peer, fence, stage, on, certain, out),

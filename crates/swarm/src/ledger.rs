@@ -63,6 +63,18 @@ impl Ledger {
         }
     }
 
+    /// Another peer has these lots of somebody's, all of them or none; whether they are its now.
+    pub fn hand_over(&mut self, stage: StageId, lots: &[Lot], from: PeerId, to: PeerId) -> bool {
+        let all = lots.iter().all(|&lot| self.holder(stage, lot) == Some(from));
+        if all {
+            for &lot in lots {
+                self.reopen(stage, lot, from);
+                self.seal(stage, lot, to);
+            }
+        }
+        all
+    }
+
     /// A peer is gone from a stage, with all its sums; the lots that are open again.
     pub fn drop_peer(&mut self, stage: StageId, peer: PeerId) -> Vec<Lot> {
         self.lots.all().filter(|&lot| self.reopen(stage, lot, peer)).collect()
@@ -148,6 +160,20 @@ mod tests {
         assert!(!ledger.is_sealed_everywhere(Lot(0)));
         assert_eq!(ledger.drop_peer(StageId(0), a), [Lot(0)]);
         assert_eq!(ledger.held(Lot(0)), [None, None]);
+    }
+
+    #[test]
+    fn what_is_handed_over_is_handed_over_whole_or_not_at_all() {
+        let mut ledger = Ledger::new(1, Lots { microbatches: 4, lots: 4 });
+        let (stage, a, b) = (StageId(0), PeerId(1), PeerId(2));
+        for (lot, peer) in [(0, a), (1, a), (2, b)] {
+            ledger.seal(stage, Lot(lot), peer);
+        }
+        assert!(!ledger.hand_over(stage, &[0, 1, 3].map(Lot), a, b), "one of them is nobody's");
+        assert_eq!(ledger.lots_of(stage, a), [0, 1].map(Lot));
+        assert!(ledger.hand_over(stage, &[0, 1].map(Lot), a, b));
+        assert_eq!((ledger.lots_of(stage, b), ledger.open_lots(stage)), ([0, 1, 2].map(Lot).to_vec(), 1));
+        assert_eq!((ledger.count_of_all(a), ledger.count_of_all(b)), (0, 3));
     }
 
     #[test]

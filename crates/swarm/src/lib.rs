@@ -29,7 +29,8 @@
 //!    which of its lots count: that is where 'exactly once' is made. The sums are read, never changed.
 //! 7. Members add up their parts in the fixed tree, exchange them, and say *prepared* with the result's hash.
 //! 8. When all stages are prepared the commit is *journaled*, and only then sent; only then does anybody apply it.
-//! 9. Who dies before that takes its lots back to open. Who misses a commit fetches what it missed from a donor.
+//! 9. Who dies before that takes its lots back to open, but for those whose sums it had left with its *keeper*, another
+//!    holder of the stage: the keeper inherits them. Who misses a commit fetches what it missed from a donor.
 //! 10. If nobody holds a stage any more, all go back to the last whole checkpoint under the next epoch.
 //!
 //! Messages are small facts, fenced by (run, term, epoch, step, attempt); older ones are refused and counted.

@@ -75,7 +75,7 @@ impl TreeNode {
 }
 
 impl Lots {
-    /// The nodes at which the holder of exactly `sealed` has its sums, in the order of lots.
+    /// The nodes at which the holder of exactly `sealed`, all of which exist, has its sums, in the order of lots.
     pub fn nodes(&self, sealed: &BTreeSet<Lot>) -> Vec<TreeNode> {
         let mut nodes = Vec::new();
         let mut next = 0;

@@ -14,7 +14,7 @@ use crate::reduce::ReducePlan;
 use crate::time::Span;
 
 /// The version of the protocol that this code speaks.
-pub const PROTOCOL: u16 = 3;
+pub const PROTOCOL: u16 = 4;
 
 /// Most stages of a pipeline.
 pub const MAX_STAGES: usize = 1024;
@@ -175,6 +175,43 @@ pub enum Body {
         refused: Vec<LotOf>,
     },
 
+    /// Coordinator → worker: leave copies of your sums with this other holder of your stage, if there is one.
+    Keeper {
+        /// Who keeps them.
+        keeper: Option<PeerId>,
+    },
+    /// Worker → its keeper: my sums of these lots of the fence's step, should I be gone before they are reduced.
+    Deposit {
+        /// Of which stage.
+        stage: StageId,
+        /// Which lots, in order.
+        lots: Vec<Lot>,
+        /// Where in the tree the sums stand.
+        nodes: Vec<TreeNode>,
+        /// The sums.
+        payload: Payload,
+    },
+    /// Keeper → coordinator, and → whose they are: I have a copy of these sums of the fence's step.
+    Deposited {
+        /// Of which stage.
+        stage: StageId,
+        /// Whose they are.
+        of: PeerId,
+        /// Which lots, in order.
+        lots: Vec<Lot>,
+    },
+    /// Coordinator → keeper: whoever left these with you is gone; they are yours.
+    Inherit {
+        /// Counted with verdicts: what was overtaken by a later word of the ledger is void.
+        number: u64,
+        /// Of which stage.
+        stage: StageId,
+        /// Whose they were.
+        of: PeerId,
+        /// Which lots of the fence's step, in order.
+        lots: Vec<Lot>,
+    },
+
     /// Coordinator → members of a stage: reduce.
     Reduce {
         /// The plan, the same for all.
@@ -321,6 +358,8 @@ pub struct WorkerStatus {
     pub reducing: Option<Attempt>,
     /// The latest round of sharing that it takes part in, of the same.
     pub sharing: Option<Attempt>,
+    /// With whom it leaves copies of its sums.
+    pub keeper: Option<PeerId>,
     /// The last commit that it knows, for a coordinator whose journal may be behind.
     pub last_commit: Option<Arc<Commit>>,
     /// Under a new term, until it was answered: all seals that it holds, so that the ledger can be rebuilt.
@@ -518,7 +557,7 @@ pub enum Urgency {
     Work,
     /// A part of a gradient that a stage waits for.
     Sum,
-    /// What one joiner waits for.
+    /// What one joiner waits for, or nobody: copies of sums.
     State,
 }
 
@@ -586,6 +625,12 @@ impl Envelope {
                 at_most("lots", lots.len(), MAX_LOTS as usize)
             }
             Body::Contribution { nodes, .. } => at_most("nodes", nodes.len(), MAX_LOTS as usize),
+            Body::Deposit { lots, nodes, .. } => {
+                at_most("lots", lots.len().max(nodes.len()), MAX_LOTS as usize)
+            }
+            Body::Deposited { lots, .. } | Body::Inherit { lots, .. } => {
+                at_most("lots", lots.len(), MAX_LOTS as usize)
+            }
             Body::Share { sources } => {
                 at_most("stages", sources.len(), MAX_STAGES)?;
                 at_most("sources", sources.iter().map(|(_, peers)| peers.len()).sum(), MAX_MEMBERS)
@@ -622,6 +667,9 @@ impl Envelope {
                 | (Body::Welcome { .. } | Body::Stranger { .. }, Coordinator, Worker(_) | Driver(_))
                 | (Body::Unfit { .. } | Body::Assign(_), Coordinator, Worker(_))
                 | (Body::Activate | Body::Verdict { .. }, Coordinator, Worker(_))
+                | (Body::Keeper { .. } | Body::Inherit { .. }, Coordinator, Worker(_))
+                | (Body::Deposit { .. }, Worker(_), Worker(_))
+                | (Body::Deposited { .. }, Worker(_), Coordinator | Worker(_))
                 | (Body::Reduce { .. } | Body::Share { .. }, Coordinator, Worker(_))
                 | (Body::Commit(_) | Body::Save, Coordinator, Worker(_))
                 | (Body::View(_) | Body::Lease(_) | Body::LeaseEnd { .. }, Coordinator, Driver(_))
@@ -639,7 +687,7 @@ impl Envelope {
         match &self.body {
             Body::Begin(..) | Body::Activation(..) | Body::Gradient(..) => Urgency::Work,
             Body::Contribution { .. } | Body::Reduced { .. } | Body::Uses { .. } => Urgency::Sum,
-            Body::State { .. } => Urgency::State,
+            Body::State { .. } | Body::Deposit { .. } => Urgency::State,
             _ => Urgency::Control,
         }
     }
@@ -657,6 +705,7 @@ impl Envelope {
             | Body::Gradient(_, payload)
             | Body::State { payload, .. }
             | Body::Contribution { payload, .. }
+            | Body::Deposit { payload, .. }
             | Body::Reduced { payload, .. }
             | Body::Uses { payload, .. } => Some(payload),
             _ => None,
@@ -671,6 +720,7 @@ impl Envelope {
             | Body::Gradient(_, payload)
             | Body::State { payload, .. }
             | Body::Contribution { payload, .. }
+            | Body::Deposit { payload, .. }
             | Body::Reduced { payload, .. }
             | Body::Uses { payload, .. } => Some(payload),
             _ => None,

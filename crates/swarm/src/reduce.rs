@@ -16,10 +16,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{Attempt, Lot, PeerId, SiteId, StageId};
 
-/// A vector is not cut for its length alone into more parts than this: a member that has not heard of the plan must be
-/// able to keep what comes ahead of it.
-const MOST_CUTS: u64 = 64;
-
 /// One attempt to reduce one stage; the message's fence carries step and attempt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReducePlan {
@@ -197,8 +193,7 @@ pub fn plan(
     }
     let groups: Vec<Vec<(PeerId, f64)>> = sites.into_values().collect();
     let parts = parts(&groups, elements, attempt);
-    let parts: Vec<Part> =
-        parts.into_iter().flat_map(|part| part.cut(most.max(elements / MOST_CUTS))).collect();
+    let parts: Vec<Part> = parts.into_iter().flat_map(|part| part.cut(most)).collect();
     let mut relays = Vec::new();
     for &(a, b) in broken {
         if members.contains_key(&a) && members.contains_key(&b) {

@@ -149,6 +149,8 @@ pub struct Tuning {
     pub leases: usize,
     /// What a hop to another site costs a driver's choice, against the response times of peers.
     pub far: Span,
+    /// How often a worker leaves a copy of its sums with another of its stage, so that they outlive it; 0: never.
+    pub deposit: Span,
     /// When peers are moved to another stage.
     pub rebalance: Policy,
     /// Peers that must have said hello before the run starts (at least one a stage).
@@ -165,12 +167,13 @@ impl Default for Tuning {
             pause: Span::s(30),
             jobs: 32,
             part_elements: 2 << 20,
-            ahead: 256,
+            ahead: 1024,
             keep_bytes: 1 << 30,
             in_flight: 1 << 16,
             depth: 4,
             leases: 1 << 12,
             far: Span::ms(100),
+            deposit: Span(0),
             rebalance: Policy::WhenItPays(Span::s(1800)),
             quorum: 1,
         }

@@ -9,6 +9,7 @@
 
 pub mod book;
 mod compute;
+mod deposits;
 pub mod io;
 mod jobs;
 mod joining;
@@ -28,6 +29,7 @@ use crate::small::SmallMap;
 use crate::spec::Spec;
 use crate::time::Time;
 use book::Book;
+use deposits::Deposits;
 pub use io::{Command, Input};
 pub use jobs::WAITING;
 use jobs::{Jobs, Key};
@@ -59,6 +61,7 @@ pub struct Worker {
     /// What we computed and is not finite.
     not_finite: BTreeMap<Key, NotFinite>,
     reduction: Option<Box<Reduction>>,
+    deposits: Deposits,
     reduce_time: Estimate,
     share_time: Estimate,
     away_time: Estimate,
@@ -132,6 +135,7 @@ impl Worker {
             books: SmallMap::default(),
             not_finite: BTreeMap::new(),
             reduction: None,
+            deposits: Deposits::default(),
             reduce_time: Estimate::default(),
             share_time: Estimate::default(),
             away_time: Estimate::default(),
@@ -156,6 +160,7 @@ impl Worker {
             Input::BackwardDone(job, gradient) => self.on_backward_done(job, gradient, now, out),
             Input::NotFinite(job) => self.on_not_finite(job, now, out),
             Input::Failed(job) => self.on_failed(job, now, out),
+            Input::NotInherited(step, lots) => self.on_not_inherited(step, &lots, out),
             Input::Summed(number, part, payload) => self.on_summed(number, part, payload, out),
             Input::Prepared(number, digest, summary) => self.on_prepared(number, digest, summary, now, out),
             Input::Settled(number, round, digest, summary) => {
@@ -178,7 +183,7 @@ impl Worker {
     pub fn next_wake(&self) -> Time {
         let patience = self.reduction.as_ref().filter(|reduction| reduction.prepared.is_none());
         let fetch = self.fetch.as_ref().and_then(|fetch| fetch.retry_at());
-        [patience.map(|reduction| reduction.patience), fetch, self.next_sharing()]
+        [patience.map(|reduction| reduction.patience), fetch, self.next_sharing(), self.next_deposit()]
             .into_iter()
             .flatten()
             .fold(self.next_beat, Time::min)
@@ -246,6 +251,10 @@ impl Worker {
             Body::Gradient(..) => self.on_gradient(envelope, now, out),
             Body::Revoke { lot, grant } => self.on_revoke(fence, lot, grant, now, out),
             Body::Verdict { .. } => self.on_verdict(envelope, out),
+            Body::Keeper { keeper } => self.on_keeper(keeper, now),
+            Body::Deposit { .. } => self.on_deposit(envelope, out),
+            Body::Deposited { .. } => self.on_deposited(envelope.from, fence, envelope.body, now),
+            Body::Inherit { .. } => self.on_inherit(fence, envelope.body, out),
             Body::Reduce { .. } => self.on_reduce(envelope, now, out),
             Body::Contribution { .. } => self.on_contribution(envelope, out),
             Body::Reduced { .. } => self.on_reduced(envelope, out),
@@ -321,6 +330,7 @@ impl Worker {
         self.check_patience(now, out);
         self.retry_fetch(now, out);
         self.retry_sharing(now, out);
+        self.deposit(now, out);
     }
 
     /// The beat says how we stand, and repeats what has not been answered.
@@ -354,6 +364,7 @@ impl Worker {
             fetching: self.fetch.is_some(),
             reducing: self.reduction.as_ref().filter(|r| r.term == self.term).map(|r| r.attempt),
             sharing: self.round(),
+            keeper: self.deposits.keeper,
             last_commit: self.last_commit.clone(),
             report: self.unreported.then(|| self.seals()),
             queued: self.jobs.len() as u32,

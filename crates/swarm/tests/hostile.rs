@@ -10,15 +10,17 @@ use starling_swarm::lots::{Lots, TreeNode};
 use starling_swarm::message::*;
 use starling_swarm::reduce::{Part, ReducePlan, Relay};
 use starling_swarm::spec::{Reduce, Spec, Sync, Tuning};
-use starling_swarm::time::Time;
+use starling_swarm::time::{Span, Time};
 use starling_swarm::worker::{self, Worker};
+
+const LOTS: Lots = Lots { microbatches: 3, lots: 2 };
 
 fn spec(sync: Sync) -> Spec {
     Spec {
         run: RunId(1),
         stages: 2,
         costs: Vec::new(),
-        lots: Lots { microbatches: 3, lots: 2 },
+        lots: LOTS,
         sync,
         reduce: if sync == Sync::Step { Reduce::Exact } else { Reduce::Fast },
         steps: Step(4),
@@ -27,7 +29,14 @@ fn spec(sync: Sync) -> Spec {
         shared: if sync == Sync::Step { vec![vec![StageId(0), StageId(1)]] } else { Vec::new() },
         state_bytes: 10,
         memory_bytes: 0,
-        tuning: Tuning { jobs: 3, ahead: 4, leases: 2, in_flight: 3, ..Tuning::default() },
+        tuning: Tuning {
+            jobs: 3,
+            ahead: 4,
+            leases: 2,
+            in_flight: 3,
+            deposit: Span::ms(500),
+            ..Tuning::default()
+        },
     }
 }
 
@@ -202,6 +211,19 @@ fn body() -> impl Strategy<Value = Body> {
             nodes: vec![node],
             payload: Payload::default()
         }),
+        prop::option::of(0u32..4).prop_map(|peer| Body::Keeper { keeper: peer.map(PeerId) }),
+        (stage(), prop::collection::vec(0u32..9, 0..4), any::<bool>()).prop_map(|(stage, lots, all)| {
+            let set = lots.iter().filter(|lot| **lot < LOTS.lots).map(|&lot| Lot(lot)).collect();
+            let nodes = if all { vec![TreeNode::ALL] } else { LOTS.nodes(&set) };
+            let lots = lots.into_iter().map(Lot).collect();
+            Body::Deposit { stage, lots, nodes, payload: Payload::default() }
+        }),
+        (stage(), 0u32..4, prop::collection::vec(0u32..9, 0..4)).prop_map(|(stage, of, lots)| {
+            Body::Deposited { stage, of: PeerId(of), lots: lots.into_iter().map(Lot).collect() }
+        }),
+        (stage(), 0u32..4, prop::collection::vec(0u32..9, 0..4)).prop_map(|(stage, of, lots)| {
+            Body::Inherit { number: 9, stage, of: PeerId(of), lots: lots.into_iter().map(Lot).collect() }
+        }),
         (stage(), 0u32..9).prop_map(|(stage, part)| Body::Reduced {
             stage,
             part,
@@ -266,6 +288,10 @@ proptest! {
                     worker::Command::Settle(number, round, _) => {
                         settled = true;
                         worker.handle(worker::Input::Settled(number, round, [0; 32], vec![]), now, &mut out)
+                    }
+                    worker::Command::Inherit(inherited) if at % 2 == 0 => {
+                        let lost = worker::Input::NotInherited(inherited.step, inherited.lots);
+                        worker.handle(lost, now, &mut out)
                     }
                     worker::Command::Apply(..) => {
                         prop_assert!(prepared, "an update without a reduced gradient");

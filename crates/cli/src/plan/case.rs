@@ -55,7 +55,7 @@ impl Case {
     pub fn stages(&self) -> Result<Vec<StagePlan>> {
         let architecture = self.run.model.architecture(self.vocabulary);
         let rule = self.run.optimiser.rule();
-        Ok(pipeline::plan(&architecture, rule, &self.run.train, self.run.swarm.reduce)?)
+        Ok(pipeline::plan(&architecture, rule, &self.run.train, self.run.swarm)?)
     }
 
     /// Operations of a stage for a microbatch, forward and backward; what was not kept is computed once more.

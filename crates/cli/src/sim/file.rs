@@ -41,6 +41,9 @@ struct File {
     reduce: Reduce,
     #[serde(default)]
     rebalance: RebalanceName,
+    /// How often a worker leaves a copy of its sums with another; never if nothing is said.
+    #[serde(default)]
+    deposit: Time,
     #[serde(default)]
     seed: u64,
     #[serde(default = "one")]
@@ -305,6 +308,7 @@ impl File {
                 RebalanceName::WhenItPays => Policy::WhenItPays(Span::s(1800)),
                 RebalanceName::Never => Policy::Never,
             },
+            deposit: Span(self.deposit.us()),
             ..Default::default()
         };
     }

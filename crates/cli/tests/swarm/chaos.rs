@@ -21,7 +21,8 @@ fn minutes_of_chaos_change_no_weight_and_no_process_grows() {
         std::env::var("STARLING_CHAOS_MINUTES").ok().and_then(|m| m.parse().ok()).unwrap_or(3.0);
     let every = if minutes > 30.0 { EVERY_S.1 } else { EVERY_S.0 };
     let (start, length) = (Instant::now(), Duration::from_secs_f64(60.0 * minutes));
-    let mut flock = Flock::with_workers("--set checkpoint.every=100", "aaabbb");
+    let mut flock =
+        Flock::with_workers("--set checkpoint.every=100 --set swarm.deposit_every_s=0.2", "aaabbb");
     flock.go_on_for(20);
     let before = flock.coordinator_mb();
     let mut round = 0;

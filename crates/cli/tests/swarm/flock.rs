@@ -286,6 +286,13 @@ impl Flock {
         }
     }
 
+    /// What all peers' logs say, one after the other.
+    pub fn events_of_peers(&self) -> impl Iterator<Item = Event> {
+        let logs = (1..=self.lives).map(|life| self.place.path(&format!("run/peers/{life}/events.jsonl")));
+        let histories = logs.filter_map(|log| events::read(&log).ok());
+        histories.flat_map(|history| history.lines).map(|line| line.event)
+    }
+
     /// Waits until the log of the process that was started last says what is looked for.
     pub fn wait_for<T>(&self, what: &str, find: impl Fn(&[Event]) -> Option<T>) -> T {
         let path = self.place.path(&format!("run/peers/{}/events.jsonl", self.lives));

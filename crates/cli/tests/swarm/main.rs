@@ -45,6 +45,29 @@ fn twenty_kills_of_workers_and_drivers_change_no_weight() {
 }
 
 #[test]
+fn what_killed_workers_had_left_with_others_is_not_lost_and_changes_no_weight() {
+    // Steps that are long against the time between two copies.
+    let settings = "--set swarm.deposit_every_s=0.05 --set train.batch=560 --set train.lots=70";
+    let mut flock = Flock::with_workers(settings, "aaabbb");
+    flock.go_on_for(1);
+    let workers: Vec<usize> = flock.peers().filter(|&peer| !flock.is_driver(peer)).collect();
+    for kill in 0..12 {
+        let peer = workers[draw(4, kill, workers.len())];
+        flock.kill(peer);
+        flock.replace(peer);
+        std::thread::sleep(Duration::from_secs_f64(uniform(5, kill)));
+        flock.go_on_for(1);
+    }
+    // A preemption warning: others have its sums at once, and it does not wait for the end of the step.
+    flock.signal(workers[0], "TERM");
+    assert_eq!(flock.ended(workers[0]), Some(0));
+    flock.go_on_for(2);
+    flock.finish_as_one_process();
+    let inherited = flock.events_of_peers().filter(|event| matches!(event, Event::Inherited { .. })).count();
+    assert!(inherited > 0, "nothing was inherited");
+}
+
+#[test]
 fn several_at_once_and_a_whole_stage_at_once_change_no_weight() {
     let mut flock = Flock::with_workers("", "aaabbb");
     flock.go_on_for(25);

@@ -85,6 +85,32 @@ impl<B> StepSums<B> {
         }
     }
 
+    /// A lot of which something is here.
+    pub fn begun(&self, lots: impl IntoIterator<Item = u32>) -> Option<u32> {
+        let merged = |lot: &u32| self.merged.as_ref().is_some_and(|(merged, _)| merged.contains(lot));
+        lots.into_iter().find(|lot| self.sealed.holds(*lot) || self.open.contains_key(lot) || merged(lot))
+    }
+
+    /// The sum of sealed lots, of which nothing was here, becomes one of ours: at its node of the tree, or, if it has
+    /// none, merged with what was merged before.
+    pub fn enter(
+        &mut self,
+        node: Option<Node>,
+        lots: impl IntoIterator<Item = u32>,
+        sum: B,
+        mut add: impl FnMut(&mut B, &B),
+    ) {
+        match (node, &mut self.merged) {
+            // It cannot overlap: nothing of it was here.
+            (Some(node), _) => drop(self.sealed.enter(node, sum, add)),
+            (None, Some((merged, total))) => {
+                add(total, &sum);
+                merged.extend(lots);
+            }
+            (None, merged) => *merged = Some((lots.into_iter().collect(), sum)),
+        }
+    }
+
     /// Drops a lot, open or sealed, whole; returns the lots that are gone with it.
     pub fn revoke(&mut self, lot: u32) -> Vec<u32> {
         if self.open.remove(&lot).is_some() {

@@ -86,7 +86,9 @@ fn replay(name: &str, trace: &Trace, model: &Model, stages: u16, rebalance: Poli
     spec.lots = Lots { microbatches, lots: microbatches };
     spec.steps = Step(u64::MAX);
     spec.checkpoint_every = 4;
-    spec.elements = vec![512]; // Enough that every member can own a part.
+    // One of the simulator's elements stands for so many of the gradient's.
+    let element = 1 << 18;
+    spec.elements = vec![of_a_stage as u64 / element];
     spec.state_bytes = scenario.sizes.state;
     scenario.inside.bytes_per_s = BYTES_PER_S;
     scenario.inside.latency_us = 20_000;
@@ -97,6 +99,9 @@ fn replay(name: &str, trace: &Trace, model: &Model, stages: u16, rebalance: Poli
     (tuning.jobs, tuning.leases) = (128, 1 << 15);
     tuning.keep_bytes = 4 << 30;
     (tuning.quorum, tuning.rebalance) = (stages as usize, rebalance);
+    tuning.part_elements /= element;
+    // A quarter of the uplink, at the most.
+    tuning.deposit = Span::from_s_f64(4.0 * scenario.sizes.gradient as f64 / BYTES_PER_S);
     let join_us = (spec.state_bytes as f64 / BYTES_PER_S * 1e6) as u64;
     let mut samples = Vec::new();
     let (outcome, _) = World::new(&scenario).run_observed(1_000_000, &mut |sample| {

@@ -101,6 +101,19 @@ impl World {
             Command::Forget(job) => self.host(peer).forget(job),
             Command::DropLots(lots) => self.host(peer).drop_lots(&lots),
             Command::DropBefore(step) => self.host(peer).drop_before(step),
+            Command::Deposit(deposit) => {
+                let copy = self.host(peer).copy(deposit.fence.step, &deposit.lots);
+                let bytes = self.scenario.sizes.gradient * deposit.nodes.len() as u64;
+                let handle = self.deposits.push((deposit.fence.step, copy));
+                self.send(deposit.message(Payload { handle, bytes }));
+            }
+            Command::Inherit(inherited) => {
+                if let Some((_, copy)) = self.deposits.remove(inherited.payload.handle) {
+                    self.died_lots = self.died_lots.saturating_sub(copy.len() as u64);
+                    self.host(peer).inherit(copy);
+                }
+            }
+            Command::Release(payload) => drop(self.deposits.remove(payload.handle)),
             Command::BeginReduce(step) => self.host(peer).begin_reduce(step),
             Command::Contribute(contribute) => {
                 let handle = self.read(peer, contribute.fence.step, &contribute.nodes);

@@ -103,6 +103,7 @@ impl State {
             Command::DropLots(_) if sabotage == Some(Sabotage::KeepsDropped) => {}
             Command::DropLots(lots) => self.host(index).drop_lots(&lots),
             Command::DropBefore(step) => self.host(index).drop_before(step),
+            Command::Deposit(_) | Command::Inherit(_) | Command::Release(_) => {} // Off: see `spec`.
             Command::BeginReduce(step) => self.host(index).begin_reduce(step),
             Command::Contribute(contribute) => {
                 let piece = self.host(index).read(&contribute.nodes);

@@ -125,6 +125,7 @@ impl Coordinator {
     fn expel(&mut self, peer: PeerId, why: &str, out: &mut Vec<Command>) {
         out.push(Command::Tell(format!("{peer} is quarantined: {why}")));
         self.append(Record::Quarantined(peer, true), out);
+        self.distrust(peer);
         for open in &mut self.steps {
             open.doubts.retain(|_, claims| {
                 claims.remove(&peer);
@@ -194,14 +195,23 @@ impl Coordinator {
     }
 
     fn is_witness_on_its_way(&self, stage: StageId) -> bool {
-        let comes = |m: &super::Member| m.stage == Some(stage) && matches!(m.phase, Phase::Loading(_));
-        self.members.values().any(comes)
+        let sits_out = Some((self.book.epoch, self.book.step));
+        let comes = |m: &super::Member| {
+            m.stage == Some(stage) && matches!(m.phase, Phase::Loading(_)) && m.sits_out != sits_out
+        };
+        self.joiners_can_compute() && self.members.values().any(comes)
+    }
+
+    /// Whether who comes to a stage now has the weights with which the open step is computed: a donor gives its newest, so
+    /// in `delayed` sync it has not, and nobody waits for it.
+    fn joiners_can_compute(&self) -> bool {
+        self.spec.sync.first_step(self.book.step) <= self.book.step
     }
 
     /// Who could go to a stage that has one holder: of the stage with the most, who has least to do again.
     fn witness(&self, to: StageId) -> Option<PeerId> {
         let placed = self.placed();
-        if placed.iter().filter(|of| of.stage == to).count() > 1 {
+        if !self.joiners_can_compute() || placed.iter().filter(|of| of.stage == to).count() > 1 {
             return None;
         }
         let settled = |stage: StageId| placed.iter().filter(|of| of.stage == stage && of.settled).count();

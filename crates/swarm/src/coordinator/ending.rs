@@ -144,6 +144,7 @@ impl Coordinator {
     pub(super) fn forget_holder(&mut self, peer: PeerId, stage: StageId, out: &mut Vec<Command>) {
         for index in 1..self.steps.len() {
             let step = Step(self.book.step.0 + index as u64);
+            self.hand_over(peer, stage, index, out);
             for lot in self.steps[index].ledger.drop_peer(stage, peer) {
                 self.lease_again(LotOf { step, lot }, out);
             }
@@ -157,6 +158,8 @@ impl Coordinator {
         if life.prepared(|member| active.contains(&member)).is_some() {
             return self.share_without(peer, out);
         }
+        self.hand_over(peer, stage, 0, out);
+        let life = &mut self.lives[stage.0 as usize];
         // Others may have gone before, while those who were left had the whole sum.
         let ledger = &mut self.steps[0].ledger;
         let gone = ledger.peers(stage).into_iter().filter(|holder| !active.contains(holder));
@@ -238,10 +241,10 @@ impl Coordinator {
         let mut holdings = self.steps[0].ledger.holdings(stage);
         let holders: Vec<(PeerId, u64)> =
             holdings.iter().map(|(&peer, lots)| (peer, reduce::stamp(lots))).collect();
+        let size = (self.spec.elements(stage), self.part_elements(stage));
         let life = &mut self.lives[stage.0 as usize];
         life.attempt.0 += 1;
         let (attempt, broken, gone) = (life.attempt, life.broken.clone(), std::mem::take(&mut life.gone));
-        let size = (self.spec.elements(stage), self.spec.tuning.part_elements);
         let mended = life.last.take().filter(|_| broken.is_empty());
         let mended = mended.and_then(|last| reduce::mend(&last, attempt, &gone, &members, holders.clone()));
         let planned =
@@ -265,6 +268,14 @@ impl Coordinator {
                 self.demote(out_sits, &why, out);
             }
         }
+    }
+
+    /// Elements of a part, at the most. A vector is not cut into so many that a member which has not heard of the plan
+    /// could not keep what comes ahead of it; otherwise the finer the better, since a part that was added up stays,
+    /// whoever of its holders dies.
+    fn part_elements(&self, stage: StageId) -> u64 {
+        let tuning = self.spec.tuning;
+        tuning.part_elements.max(self.spec.elements(stage) / (tuning.ahead as u64 / 2).max(1)).max(1)
     }
 
     /// Of two that cannot talk: the one that we have not heard of for longer than a beat, for it may be dead;

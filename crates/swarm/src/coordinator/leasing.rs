@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use crate::coordinator::deposits::Deposits;
 use crate::coordinator::doubting::Doubts;
 use crate::coordinator::members::DriverMember;
 use crate::coordinator::{Closing, Command, Coordinator};
@@ -16,6 +17,7 @@ use crate::spec::Spec;
 pub(super) struct OpenStep {
     pub ledger: Ledger,
     pub doubts: Doubts,
+    pub deposits: Deposits,
     leases: BTreeMap<Lot, Leased>,
     to_lease: BTreeSet<Lot>,
 }
@@ -33,6 +35,7 @@ impl OpenStep {
         OpenStep {
             ledger: Ledger::new(spec.stages, spec.lots),
             doubts: Doubts::new(),
+            deposits: Deposits::new(),
             leases: BTreeMap::new(),
             to_lease: spec.lots.all().collect(),
         }
@@ -41,6 +44,11 @@ impl OpenStep {
     /// Whether nothing of it was begun.
     pub(super) fn is_fresh(&self) -> bool {
         self.leases.is_empty() && self.ledger.is_untouched()
+    }
+
+    /// Whether a lot is out.
+    pub(super) fn is_leased(&self, lot: Lot) -> bool {
+        self.leases.contains_key(&lot)
     }
 
     /// As many as are open at a time.
@@ -237,6 +245,7 @@ impl Coordinator {
     pub(super) fn new_view(&mut self, out: &mut Vec<Command>) {
         self.view += 1;
         self.size_windows();
+        self.name_keepers(out);
         let view = self.current_view();
         let drivers: Vec<DriverId> = self.drivers.keys().copied().collect();
         for driver in drivers {

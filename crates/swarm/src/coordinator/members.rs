@@ -24,6 +24,8 @@ pub(super) struct Member {
     pub behind: bool,
     /// Whom it fetches those sums from.
     pub catches_up_from: Option<PeerId>,
+    /// Who keeps copies of its sums.
+    pub keeper: Option<PeerId>,
     pub status: WorkerStatus,
     /// The version that its last beat told of.
     pub version: (Epoch, Step),
@@ -70,6 +72,7 @@ impl Member {
             sits_out: None,
             behind: false,
             catches_up_from: None,
+            keeper: None,
             status: WorkerStatus::default(),
             version: Default::default(),
             last_heard: now,
@@ -161,6 +164,7 @@ impl Coordinator {
             sits_out: None,
             behind: false,
             catches_up_from: None,
+            keeper: None,
             status: WorkerStatus::default(),
             version: Default::default(),
             last_heard: self.now,
@@ -308,6 +312,7 @@ impl Coordinator {
             Phase::Loading(source) => self.resend_assign(peer, source, out),
             Phase::Active if here && status.active => {
                 self.caught_up(peer, out);
+                self.rename_keeper(peer, out);
                 self.resend_reduce(peer, out);
                 self.resend_share(peer, out);
                 self.ask_to_save(peer, out);

@@ -121,7 +121,7 @@ impl Coordinator {
 
     pub(super) fn placed(&self) -> Vec<Placed> {
         let size = f64::from(self.spec.lots.largest());
-        let sealed = |step: &OpenStep, peer| size * f64::from(step.ledger.count_of_all(peer));
+        let at_risk = |step: &OpenStep, peer, stage| size * f64::from(self.at_risk(peer, stage, step));
         // Who saves the version that was just made is left alone.
         let savers = self.last_commit().map_or(&[][..], |commit| &commit.savers);
         let staying = self.members.iter().filter(|(_, member)| !member.draining);
@@ -130,8 +130,8 @@ impl Coordinator {
             let closes = member.is_active() && member.since() <= self.book.step;
             // Who came in the middle of the step is no substitute for who has the weights that it is computed with.
             let settled = member.is_whole() && closes && !savers.contains(&peer);
-            let holds = self.steps.iter().map(|step| sealed(step, peer)).sum();
-            let closing = self.steps.front().map_or(0.0, |step| sealed(step, peer));
+            let holds = self.steps.iter().map(|step| at_risk(step, peer, stage)).sum();
+            let closing = self.steps.front().map_or(0.0, |step| at_risk(step, peer, stage));
             Some(Placed { peer, stage, speed, settled, holds, closing, closes })
         });
         placed.collect()

@@ -157,6 +157,25 @@ impl Book {
         Some(job)
     }
 
+    /// A lot is here, whole, that another computed. There must be nothing of it yet.
+    pub fn inherit(&mut self, lot: Lot) {
+        let mut folded = Folded::default();
+        for index in 0..self.lots.microbatches_of(lot).len() as u32 {
+            folded.insert(index);
+        }
+        self.entries.entry(lot).or_insert(Entry { grant: Grant::default(), folded, seal: Seal::Accepted });
+    }
+
+    /// A lot that was inherited is not here after all; whether it was thought to be.
+    pub fn disinherit(&mut self, lot: Lot) -> bool {
+        self.is_accepted(lot) && self.entries.remove(&lot).is_some()
+    }
+
+    /// Whether a lot was accepted.
+    pub fn is_accepted(&self, lot: Lot) -> bool {
+        self.entries.get(&lot).is_some_and(|entry| entry.seal == Seal::Accepted)
+    }
+
     /// Drops a lot whole, with the lots it was merged with; returns them, and the job that was withheld.
     pub fn drop_lot(&mut self, lot: Lot) -> (Vec<Lot>, Option<JobId>) {
         let Some(entry) = self.entries.get(&lot) else { return (Vec::new(), None) };

@@ -30,6 +30,8 @@ pub enum Input {
     NotFinite(JobId),
     /// It could not be computed here: what it needs is gone, or makes no sense.
     Failed(JobId),
+    /// What these lots of a step were to be inherited from is gone, or makes no sense.
+    NotInherited(Step, Vec<Lot>),
     /// A part was added up.
     Summed(ReduceNo, u32, Payload),
     /// The reduced gradient was looked at.
@@ -80,6 +82,12 @@ pub enum Command {
     Forget(JobId),
     /// Drop these lots, whole.
     DropLots(Vec<LotOf>),
+    /// Read the sums of these lots as they are now, and leave a copy with another.
+    Deposit(Deposit),
+    /// These sums, which another left here, are ours from now on.
+    Inherit(Inherited),
+    /// What came under this name is not needed any more.
+    Release(Payload),
     /// Drop all lots, and all gradients that wait to be folded, of the steps before this one.
     DropBefore(Step),
     /// Begin to reduce this step: what an earlier attempt wrote is void.
@@ -145,6 +153,49 @@ pub enum Command {
     },
     /// Save the state, which is this one, where it survives us.
     Save(StateOf),
+}
+
+/// A copy of our sums of some lots, for our keeper.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Deposit {
+    /// Whose they are.
+    pub from: PeerId,
+    /// Who keeps them.
+    pub to: PeerId,
+    /// Where the message belongs; the sums are of its step.
+    pub fence: Fence,
+    /// Of which stage.
+    pub stage: StageId,
+    /// Which lots, in order.
+    pub lots: Vec<Lot>,
+    /// Where in the tree they stand.
+    pub nodes: Vec<TreeNode>,
+}
+
+impl Deposit {
+    /// The message, once the sums are read.
+    pub fn message(self, payload: Payload) -> Envelope {
+        let Deposit { from, to, fence, stage, lots, nodes } = self;
+        let body = Body::Deposit { stage, lots, nodes, payload };
+        Envelope { protocol: PROTOCOL, from: Address::Worker(from), to: Address::Worker(to), fence, body }
+    }
+}
+
+/// Sums that another left here, and that are ours now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Inherited {
+    /// Of which stage.
+    pub stage: StageId,
+    /// Of which step.
+    pub step: Step,
+    /// Whose they were.
+    pub of: PeerId,
+    /// Which lots, in order.
+    pub lots: Vec<Lot>,
+    /// Where in the tree they stand.
+    pub nodes: Vec<TreeNode>,
+    /// The sums.
+    pub payload: Payload,
 }
 
 /// Which state. Hosts may report in another order than they were asked: their word on another state than the one that

@@ -95,7 +95,10 @@ impl Reduction {
             })
             .map(|(_, index)| index)
             .collect();
-        let unchanged = self.plan.stamp_of(self.me) == before.plan.stamp_of(self.me);
+        // In an attempt between the two, of which we have not heard, our lots may have been others, and what we sent
+        // of these thrown away.
+        let unchanged = self.plan.stamp_of(self.me) == before.plan.stamp_of(self.me)
+            && self.attempt.0 == before.attempt.0 + 1;
         self.sent = before.sent.into_iter().filter(|part| unchanged && kept.contains(part)).collect();
         self.written = before.written.into_iter().filter(|part| kept.contains(part)).collect();
         let joined = self.plan.joined.iter().filter(|(_, since)| *since > before.attempt);

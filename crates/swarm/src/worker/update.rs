@@ -40,6 +40,7 @@ impl Worker {
             let at = LotOf { step, lot };
             out.extend(self.book(step).accept(lot).map(|job| Command::Fold(job, at)));
         }
+        self.inherit_what_counts(&counted, out);
         let mut lost = self.drop_uncounted(&counted, out);
         let accepted = self.book(step).accepted();
         let short = counted.difference(&accepted).map(|&lot| LotOf { step, lot });
@@ -228,6 +229,7 @@ impl Worker {
         out.extend(self.jobs.clear_before(step).into_iter().map(Command::Forget));
         self.books.retain(|open, _| open >= step);
         self.not_finite.retain(|key, _| key.at.step >= step);
+        self.deposits.drop_before(step, out);
         out.push(Command::DropBefore(step));
         self.reduction = None;
     }
@@ -237,6 +239,7 @@ impl Worker {
         out.extend(self.jobs.clear().into_iter().map(Command::Forget));
         self.books.clear();
         self.not_finite.clear();
+        self.deposits.drop_before(Step(u64::MAX), out);
         out.push(Command::DropBefore(Step(u64::MAX)));
         self.reduction = None;
     }

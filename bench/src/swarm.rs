@@ -12,6 +12,7 @@ use anyhow::{Result, bail};
 
 use starling_model::pipeline;
 use starling_model::run::Run;
+use starling_model::stage::Keep;
 
 use self::flock::{Flock, Step, now};
 use super::{Arguments, Figure, Must};
@@ -305,7 +306,7 @@ fn memory() -> Result<Vec<Figure>> {
         );
         let run = Run::parse(&text, "memory.toml", &[])?;
         let (architecture, rule) = (run.model.architecture(257), run.optimiser.rule());
-        let stages = pipeline::plan(&architecture, rule, &run.train, run.swarm)?;
+        let stages = pipeline::plan(&architecture, rule, (&run.train, run.swarm), Keep::All)?;
         let planned = stages.iter().map(|stage| stage.memory_bytes).max().unwrap_or(0) as f64;
         let mut flock = Flock::start("memory", &text, "aaaa")?;
         flock.go_on_for(8)?;

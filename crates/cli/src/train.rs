@@ -13,7 +13,8 @@ use starling_model::checkpoint::{self, Checkpoint};
 use starling_model::generate::{Choice, generate};
 use starling_model::guard::Guard;
 use starling_model::reference::StepReport;
-use starling_model::run::Run;
+use starling_model::run::{Keeping, Run};
+use starling_model::stage::Keep;
 use starling_node::events::{self, Event, EventLog, guarded};
 
 use crate::interrupt::{self, Interrupt};
@@ -225,6 +226,12 @@ impl Training<'_> {
             run.model.context,
             folder.path().display(),
         ));
+        if run.train.keep == Keeping::Auto && session.reference.keep() == Keep::Input {
+            words::tell(
+                "there is not memory to keep all activations: backward computes them again, which takes about a third \
+                 longer (a smaller train.microbatch would keep them)",
+            );
+        }
         let progress = Progress::new(step, steps);
         let mut session = session;
         left_out.into_iter().for_each(|step| session.reference.leave_out(step..=step));

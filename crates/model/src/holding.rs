@@ -4,6 +4,7 @@ use crate::engine::{Engine, Shape};
 use crate::local::Units;
 use crate::lots::Lots;
 use crate::run::{Reduce, SwarmConfig, TrainConfig};
+use crate::stage::Keep;
 
 /// Microbatches in flight for every peer of a pipeline.
 pub const IN_FLIGHT: usize = 4;
@@ -44,7 +45,7 @@ pub(crate) fn device_bytes<E: Engine>(
     (moments, shape): (usize, Shape),
     train: &TrainConfig,
     swarm: SwarmConfig,
-    stage: usize,
+    (stage, keep): (usize, Keep),
 ) -> u64 {
     let lots = train.lots();
     // What is in flight behind a stage is held in it. In the last one backward follows forward, but a device has its next
@@ -56,7 +57,7 @@ pub(crate) fn device_bytes<E: Engine>(
         units.uses.values().filter(|uses| uses.is_elsewhere()).map(|uses| uses.slots[0].len).sum();
     // The others' uses, ours, and their sum.
     let gradients = gradients(lots, swarm.reduce) * units.gradient_len + 3 * shared;
-    units.plan_with(moments, gradients, shape, in_flight, train.keep)
+    units.plan_with(moments, gradients, shape, in_flight, keep)
 }
 
 /// The same with what it needs besides.
@@ -65,7 +66,7 @@ pub(crate) fn worker_bytes<E: Engine>(
     size: (usize, Shape),
     train: &TrainConfig,
     swarm: SwarmConfig,
-    stage: usize,
+    (stage, keep): (usize, Keep),
 ) -> u64 {
     let (element, lots) = (units.dtype().size() as u64, train.lots());
     let boundary = size.1.tokens() as u64 * units.architecture.width as u64 * element;
@@ -79,6 +80,6 @@ pub(crate) fn worker_bytes<E: Engine>(
     // A copy of ours on its way to whoever keeps it, what another has left here, and the next of those that is coming in.
     let copies = if swarm.deposit_every_s > 0.0 { 3 * sealed(lots, swarm.reduce) as u64 } else { 0 };
     let reducing = reducing * (1 + copies);
-    let device = device_bytes(units, size, train, swarm, stage);
+    let device = device_bytes(units, size, train, swarm, (stage, keep));
     device.saturating_add(kept).saturating_add(waiting).saturating_add(reducing).saturating_add(PROCESS_BYTES)
 }

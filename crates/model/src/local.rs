@@ -51,8 +51,7 @@ struct Waiting<E: Engine> {
     microbatch: Microbatch,
     meta: Meta,
     input: Input,
-    /// What units kept; `None` when it is to be computed again from the input.
-    kept: Option<Kept<E>>,
+    kept: Kept<E>,
     begun: Option<Begun<E>>,
     loss: Option<Loss>,
 }
@@ -230,24 +229,17 @@ impl<E: Engine> Stage for LocalStage<E> {
         check::microbatch(&units.architecture, units.dtype(), units.is_first(), &input, &meta)?;
         let weights = &self.weights;
         let (hidden, kept, begun, loss) = units.engine.inside(|| {
-            let (hidden, kept) = units.forward(weights, &meta, &input, true, keep == Keep::All);
-            match keep {
-                _ if !units.is_last() => (hidden, kept, None, None),
-                Keep::Input => {
-                    let loss = units.loss(weights, &meta, &hidden);
-                    (hidden, kept, None, Some(loss))
-                }
-                Keep::All => {
-                    let (loss, begun) = units.loss_backward(weights, &meta, &hidden);
-                    (hidden, kept, Some(begun), Some(loss))
-                }
+            let (hidden, kept) = units.forward(weights, &meta, &input, Some(keep));
+            if !units.is_last() {
+                return (hidden, kept, None, None);
             }
+            let (loss, begun) = units.loss_backward(weights, &meta, &hidden);
+            (hidden, kept, Some(begun), Some(loss))
         });
         let output = match loss {
             None => Output::Hidden(units.download(meta.shape, &hidden)),
             Some(loss) => Output::Loss(loss),
         };
-        let kept = (keep == Keep::All).then_some(kept);
         let id = self.next_id();
         self.waiting.insert(id, Waiting { microbatch, meta, input, kept, begun, loss });
         Ok((output, Ticket(id)))
@@ -271,14 +263,6 @@ impl<E: Engine> Stage for LocalStage<E> {
         let Waiting { microbatch, meta, input, kept, begun, loss } = waiting;
         let (units, weights) = (&self.units, &self.weights);
         let (gradient, d_input) = units.engine.inside(|| {
-            let (kept, begun) = match kept {
-                Some(kept) => (kept, begun),
-                None => {
-                    let (hidden, kept) = units.forward(weights, &meta, &input, true, true);
-                    let begin = || units.loss_backward(weights, &meta, &hidden).1;
-                    (kept, units.is_last().then(begin))
-                }
-            };
             let upload = || gradient.map_or_else(|| units.engine.zeros(0), |hidden| units.upload(&hidden));
             let begun = begun.unwrap_or_else(|| Begun { d_stream: upload(), parts: Vec::new() });
             units.backward(weights, &meta, &input, kept, begun)
@@ -294,7 +278,7 @@ impl<E: Engine> Stage for LocalStage<E> {
         check::microbatch(&units.architecture, units.dtype(), units.is_first(), &input, meta)?;
         let weights = &self.weights;
         Ok(units.engine.inside(|| {
-            let (hidden, _) = units.forward(weights, meta, &input, false, false);
+            let (hidden, _) = units.forward(weights, meta, &input, None);
             match want {
                 _ if !units.is_last() => Output::Hidden(units.download(meta.shape, &hidden)),
                 Want::Loss => Output::Loss(units.loss(weights, meta, &hidden)),

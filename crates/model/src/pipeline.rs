@@ -14,7 +14,6 @@ use crate::engine::naive::Naive;
 use crate::engine::{Engine, Shape};
 use crate::holding::{device_bytes, worker_bytes};
 use crate::local::{LocalStage, Units};
-use crate::memory;
 use crate::optimiser::Rule;
 use crate::run::{Precision, SwarmConfig, TrainConfig};
 use crate::stage::{Hidden, Input, Keep, Loss, Memory, Meta, Microbatch, Output, Stage, StageError, Want};
@@ -77,19 +76,19 @@ pub fn build_stage(
     Ok(with_engine!(train, engine => Box::new(LocalStage::new(engine, architecture, range, rule, seed))))
 }
 
-/// The same for a worker of a swarm: it has taken the memory that it will need.
+/// The same for a worker of a swarm that keeps this much: it has taken the memory that it will need.
 pub fn build_worker(
     architecture: &Architecture,
     rule: Rule,
     (train, swarm): (&TrainConfig, SwarmConfig),
     seed: u64,
-    index: usize,
+    (index, keep): (usize, Keep),
 ) -> Result<Box<dyn Stage>, BuildError> {
     let range = range_of(architecture, train.stages, index)?;
     let size = (rule.moments(), microbatch_shape(architecture, train));
     Ok(with_engine!(train, engine => {
         let units = Units::new(engine.clone(), architecture.clone(), range, seed);
-        let needed = device_bytes(&units, size, train, swarm, index);
+        let needed = device_bytes(&units, size, train, swarm, (index, keep));
         check_memory(needed, train, rule)?;
         engine.reserve(needed);
         Box::new(LocalStage::with(units, rule, seed))
@@ -102,8 +101,7 @@ fn range_of(architecture: &Architecture, stages: usize, index: usize) -> Result<
 }
 
 fn check_memory(needed: u64, train: &TrainConfig, rule: Rule) -> Result<(), BuildError> {
-    let available = memory::available_bytes().filter(|_| !train.device.is_emulated());
-    match available.filter(|&available| available < needed) {
+    match train.memory_bytes().filter(|&available| available < needed) {
         Some(available) if rule == Rule::Fixed => Err(BuildError::MemoryToAsk { needed, available }),
         Some(available) => Err(BuildError::Memory { needed, available }),
         None => Ok(()),
@@ -163,25 +161,37 @@ pub struct StagePlan {
     pub memory_bytes: u64,
     /// Multiplications and additions of a forward pass, for each token.
     pub forward_operations: u64,
+    /// What it keeps between forward and backward.
+    pub keep: Keep,
 }
 
-/// The stages that a run would have.
+/// The stages that a run would have, if they keep this much.
 pub fn plan(
     architecture: &Architecture,
     rule: Rule,
-    train: &TrainConfig,
-    swarm: SwarmConfig,
+    (train, swarm): (&TrainConfig, SwarmConfig),
+    keep: Keep,
 ) -> Result<Vec<StagePlan>, BuildError> {
     let train = &train.untrained();
-    Ok(with_engine!(train, engine => plan_on(engine, architecture, rule, train, swarm)))
+    Ok(with_engine!(train, engine => plan_on(engine, architecture, rule, (train, swarm), keep)))
+}
+
+/// What one process that trains the whole model keeps between forward and backward.
+pub fn keep(architecture: &Architecture, rule: Rule, train: &TrainConfig) -> Result<Keep, BuildError> {
+    let train = &train.untrained();
+    let needed = with_engine!(train, engine => {
+        let parts = lay_out(&engine, architecture, train, 0);
+        needed(&parts, rule, microbatch_shape(architecture, train), Keep::All)
+    });
+    Ok(train.keep.or_less(train.memory_bytes().is_none_or(|bytes| needed <= bytes)))
 }
 
 fn plan_on<E: Engine>(
     engine: Arc<E>,
     architecture: &Architecture,
     rule: Rule,
-    train: &TrainConfig,
-    swarm: SwarmConfig,
+    (train, swarm): (&TrainConfig, SwarmConfig),
+    keep: Keep,
 ) -> Vec<StagePlan> {
     let size = (rule.moments(), microbatch_shape(architecture, train));
     let plan_of = |(stage, range): (usize, Range<usize>)| {
@@ -190,9 +200,10 @@ fn plan_on<E: Engine>(
         StagePlan {
             parameters: units.layout.len() as u64,
             gradient: units.gradient_len as u64,
-            memory_bytes: worker_bytes(&units, size, train, swarm, stage),
+            memory_bytes: worker_bytes(&units, size, train, swarm, (stage, keep)),
             forward_operations: list.iter().map(|&unit| architecture.forward_operations(unit)).sum(),
             units: list,
+            keep,
         }
     };
     cut(architecture, train.stages).into_iter().enumerate().map(plan_of).collect()
@@ -210,17 +221,31 @@ fn build_on<E: Engine>(
     seed: u64,
 ) -> Result<Stages, BuildError> {
     let shape = microbatch_shape(architecture, train);
-    let lay_out = |cut| Units::new(engine.clone(), architecture.clone(), cut, seed);
-    let parts: Vec<Units<E>> = cut(architecture, train.stages).into_iter().map(lay_out).collect();
-    let needs = |units: &Units<E>| match rule {
-        Rule::Fixed => units.plan_to_ask(shape),
-        // One microbatch is in flight at a time.
-        _ => units.plan(rule.moments(), shape, 1, train.keep),
-    };
-    let needed = parts.iter().map(needs).fold(0, u64::saturating_add);
-    check_memory(needed, train, rule)?;
+    let parts = lay_out(&engine, architecture, train, seed);
+    let all = needed(&parts, rule, shape, Keep::All);
+    let keep = train.keep.or_less(train.memory_bytes().is_none_or(|bytes| all <= bytes));
+    check_memory(needed(&parts, rule, shape, keep), train, rule)?;
     let stage = |units| Box::new(LocalStage::with(units, rule, seed)) as Box<dyn Stage>;
     Ok(parts.into_iter().map(stage).collect())
+}
+
+fn lay_out<E: Engine>(
+    engine: &Arc<E>,
+    architecture: &Architecture,
+    train: &TrainConfig,
+    seed: u64,
+) -> Vec<Units<E>> {
+    let units = |cut| Units::new(engine.clone(), architecture.clone(), cut, seed);
+    cut(architecture, train.stages).into_iter().map(units).collect()
+}
+
+/// Bytes that one process needs for all stages: one microbatch is in flight at a time.
+fn needed<E: Engine>(parts: &[Units<E>], rule: Rule, shape: Shape, keep: Keep) -> u64 {
+    let needs = |units: &Units<E>| match rule {
+        Rule::Fixed => units.plan_to_ask(shape),
+        _ => units.plan(rule.moments(), shape, 1, keep),
+    };
+    parts.iter().map(needs).fold(0, u64::saturating_add)
 }
 
 /// Forward through all stages, without dropout.
@@ -316,7 +341,7 @@ pub enum BuildError {
     /// Too large for this machine.
     #[error(
         "the run needs about {:.1} GB of memory and {:.1} GB are available; use a smaller model.width, \
-         model.layers or train.microbatch, or train.keep = \"input\"",
+         model.layers or train.microbatch, or another train.keep or train.memory_gb if the run file says one",
         *.needed as f64 / 1e9, *.available as f64 / 1e9
     )]
     Memory {
@@ -344,6 +369,7 @@ mod tests {
     use super::*;
     use crate::config::ModelConfig;
     use crate::optimiser::OptimiserConfig;
+    use crate::run::Keeping;
     use crate::run::Run;
 
     fn with(device: Device) -> TrainConfig {
@@ -362,7 +388,7 @@ mod tests {
         let plan_with = |precision| {
             let train = TrainConfig { precision, ..with(Device::Cpu) };
             let rule = OptimiserConfig::default().rule();
-            plan(&architecture.architecture(9), rule, &train, SwarmConfig::default()).unwrap()
+            plan(&architecture.architecture(9), rule, (&train, SwarmConfig::default()), Keep::All).unwrap()
         };
         assert_eq!(plan_with(Precision::Bf16), plan_with(Precision::F32));
     }
@@ -373,5 +399,29 @@ mod tests {
         assert!(run.problems().iter().any(|problem| problem.key == "train.precision"));
         let (architecture, rule) = (run.model.architecture(9), OptimiserConfig::default().rule());
         assert!(matches!(build(&architecture, rule, &run.train, 1), Err(BuildError::Naive)));
+    }
+
+    #[test]
+    fn where_there_is_not_memory_for_everything_less_is_kept() {
+        let model = ModelConfig { context: 64, width: 32, layers: 6, heads: 2, ..Default::default() };
+        let (architecture, rule) = (model.architecture(100), Rule::Sgd { momentum: 0.0, weight_decay: 0.0 });
+        let train = TrainConfig { batch: 8, microbatch: 8, threads: 1, ..TrainConfig::default() };
+        let engine = Arc::new(Naive::<f32>::new(1).unwrap());
+        let train = TrainConfig { device: Device::Naive, ..train };
+        let shape = microbatch_shape(&architecture, &train);
+        let bytes = |keep| needed(&lay_out(&engine, &architecture, &train, 0), rule, shape, keep);
+        let (all, less) = (bytes(Keep::All), bytes(Keep::Input));
+        assert!(3 * less < 2 * all, "{less} of {all}");
+        let with =
+            |bytes: u64, kept| TrainConfig { memory_gb: bytes as f64 / 1e9, keep: kept, ..train.clone() };
+        let kept = |bytes, said| keep(&architecture, rule, &with(bytes, said)).unwrap();
+        assert_eq!(kept(all + 9, Keeping::Auto), Keep::All);
+        assert_eq!(kept(all - 9, Keeping::Auto), Keep::Input);
+        assert_eq!(kept(all - 9, Keeping::All), Keep::All);
+        let built = |bytes, said| build(&architecture, rule, &with(bytes, said), 0);
+        assert!(built(less + 9, Keeping::Auto).is_ok());
+        for (bytes, said) in [(less - 9, Keeping::Auto), (all - 9, Keeping::All)] {
+            assert!(matches!(built(bytes, said), Err(BuildError::Memory { .. })));
+        }
     }
 }

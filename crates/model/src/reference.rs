@@ -15,12 +15,16 @@ use crate::lots::Lots;
 use crate::optimiser::Rule;
 use crate::pipeline::{self, BuildError, Stages, weights_hash};
 use crate::reduce::settle_shared;
-use crate::run::Run;
-use crate::stage::{Commit, Folded, Input, Loss, Meta, Microbatch, Output, Reduction, Stage, StageError};
+use crate::run::{Run, TrainConfig};
+use crate::stage::{
+    Commit, Folded, Input, Keep, Loss, Meta, Microbatch, Output, Reduction, Stage, StageError,
+};
 
 /// A model in training, in one process.
 pub struct Reference {
     run: Run,
+    /// What stages keep between forward and backward.
+    keep: Keep,
     sampler: Sampler,
     stages: Stages,
     /// Steps whose update was skipped.
@@ -58,8 +62,15 @@ impl Reference {
 
     fn with(run: Run, rule: Rule, vocabulary: usize, sampler: Sampler) -> Result<Reference, BuildError> {
         let architecture = run.model.architecture(vocabulary);
-        let stages = pipeline::build(&architecture, rule, &run.train, run.seed)?;
-        Ok(Reference { run, sampler, stages, skipped: 0, left_out: BTreeSet::new() })
+        let keep = pipeline::keep(&architecture, rule, &run.train)?;
+        let train = TrainConfig { keep: keep.into(), ..run.train.clone() };
+        let stages = pipeline::build(&architecture, rule, &train, run.seed)?;
+        Ok(Reference { run, keep, sampler, stages, skipped: 0, left_out: BTreeSet::new() })
+    }
+
+    /// What stages keep between forward and backward.
+    pub fn keep(&self) -> Keep {
+        self.keep
     }
 
     /// Steps done.
@@ -92,11 +103,10 @@ impl Reference {
     /// One microbatch through the pipeline and back; each stage folds its gradient into the lot.
     fn microbatch(&mut self, microbatch: Microbatch, lots: Lots) -> Result<Loss, StageError> {
         let (mut input, meta) = self.contents(microbatch);
-        let keep = self.run.train.keep;
         let mut tickets = Vec::new();
         let mut loss = Loss::default();
         for stage in &mut self.stages {
-            let (output, ticket) = stage.forward(microbatch, input, meta.clone(), keep)?;
+            let (output, ticket) = stage.forward(microbatch, input, meta.clone(), self.keep)?;
             tickets.push(ticket);
             input = Input::Tokens(Vec::new());
             match output {

@@ -16,6 +16,7 @@ use crate::device::Device;
 use crate::engine::Dtype;
 use crate::guard::GuardConfig;
 use crate::lots::Lots;
+use crate::memory;
 use crate::optimiser::{Decay, OptimiserConfig};
 use crate::stage::Keep;
 
@@ -78,7 +79,10 @@ pub struct TrainConfig {
     /// Stages that the model is cut into; nothing depends on it.
     pub stages: usize,
     /// What a stage keeps between forward and backward; nothing but memory and time depends on it.
-    pub keep: Keep,
+    pub keep: Keeping,
+    /// Memory that a process may take, in GB, at the most; 0: what the machine has available. Where everything does not
+    /// fit, `keep = "auto"` keeps less.
+    pub memory_gb: f64,
     /// Arithmetic of weights and activations.
     pub precision: Precision,
     /// Threads; 0 means one for every core. Nothing but time depends on it.
@@ -91,6 +95,39 @@ pub struct TrainConfig {
     pub hash_every: u64,
 }
 
+/// What a stage keeps between forward and backward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Keeping {
+    /// Everything that backward needs if there is memory for it, otherwise the inputs of its blocks.
+    #[default]
+    Auto,
+    /// Everything that backward needs.
+    All,
+    /// The inputs of its blocks; backward computes the rest again, block by block.
+    Input,
+}
+
+impl Keeping {
+    /// What is kept, if it `fits`.
+    pub fn or_less(self, fits: bool) -> Keep {
+        match self {
+            Keeping::All => Keep::All,
+            Keeping::Auto if fits => Keep::All,
+            Keeping::Auto | Keeping::Input => Keep::Input,
+        }
+    }
+}
+
+impl From<Keep> for Keeping {
+    fn from(keep: Keep) -> Keeping {
+        match keep {
+            Keep::All => Keeping::All,
+            Keep::Input => Keeping::Input,
+        }
+    }
+}
+
 impl Default for TrainConfig {
     fn default() -> Self {
         TrainConfig {
@@ -99,7 +136,8 @@ impl Default for TrainConfig {
             microbatch: 4,
             lots: 4,
             stages: 1,
-            keep: Keep::All,
+            keep: Keeping::Auto,
+            memory_gb: 0.0,
             precision: Precision::F32,
             threads: 0,
             device: Device::Cpu,
@@ -109,6 +147,13 @@ impl Default for TrainConfig {
 }
 
 impl TrainConfig {
+    /// Bytes of memory that a process may take, if there is a bound. An emulated device takes none of this machine's.
+    pub fn memory_bytes(&self) -> Option<u64> {
+        let said = (self.memory_gb > 0.0).then_some((self.memory_gb * 1e9) as u64);
+        let available = memory::available_bytes().filter(|_| !self.device.is_emulated());
+        said.into_iter().chain(available).min()
+    }
+
     /// The samples of a microbatch: numbered through the whole run, so that their contents are fixed.
     pub fn samples(&self, step: u64, microbatch: u32) -> Range<u64> {
         let (batch, size) = (u64::from(self.batch), u64::from(self.microbatch));
@@ -236,6 +281,12 @@ impl Run {
             "name",
             format!("{:?} cannot name a folder", self.name),
             "use letters, digits, - and _".into(),
+        );
+        check(
+            train.memory_gb >= 0.0 && train.memory_gb.is_finite(),
+            "train.memory_gb",
+            format!("{} GB is no amount of memory", train.memory_gb),
+            "use 0 for what the machine has available, or a positive number".into(),
         );
         let every_s = self.swarm.deposit_every_s;
         check(

@@ -121,7 +121,7 @@ impl Loss {
 pub enum Keep {
     /// Everything that backward needs.
     All,
-    /// Its input; backward computes the rest again.
+    /// The inputs of its blocks; backward computes the rest again, block by block.
     Input,
 }
 

@@ -102,7 +102,7 @@ fn any_number_of_stages_and_threads_and_every_keep() {
             for keep in [Keep::All, Keep::Input] {
                 for threads in [1, 2, 3] {
                     let mut run = run(arithmetic);
-                    (run.train.stages, run.train.keep, run.train.threads) = (stages, keep, threads);
+                    (run.train.stages, run.train.keep, run.train.threads) = (stages, keep.into(), threads);
                     let case = format!("{arithmetic:?}: {stages} stages, {keep:?}, {threads} threads");
                     assert_eq!(reference_hashes(&run), expected, "{case}");
                 }
@@ -142,7 +142,7 @@ fn a_llama_in_any_number_of_stages() {
         run.data.document_mask = true;
         let expected = reference_hashes(&run);
         for (stages, keep, threads) in [(2, Keep::All, 2), (3, Keep::Input, 1), (6, Keep::All, 3)] {
-            (run.train.stages, run.train.keep, run.train.threads) = (stages, keep, threads);
+            (run.train.stages, run.train.keep, run.train.threads) = (stages, keep.into(), threads);
             assert_eq!(reference_hashes(&run), expected, "{arithmetic:?}: {stages} stages");
         }
     }

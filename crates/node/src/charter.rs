@@ -8,6 +8,7 @@ use starling_model::config::Architecture;
 use starling_model::holding;
 use starling_model::pipeline::{self, BuildError, StagePlan};
 use starling_model::run::{self, Definition, Run};
+use starling_model::stage::Keep;
 use starling_swarm::ids::{RunId, StageId, Step};
 use starling_swarm::lots::Lots;
 use starling_swarm::spec::{Reduce, Spec, Sync, Tuning};
@@ -31,7 +32,9 @@ impl Charter {
     /// The charter of a run that begins with `peers` workers.
     pub fn new(run: Run, definition: Definition, peers: usize) -> Result<Charter, CharterError> {
         let (architecture, rule) = (run.model.architecture(definition.vocabulary), run.optimiser.rule());
-        let stages = pipeline::plan(&architecture, rule, &run.train, run.swarm)?;
+        // Who has not memory for everything keeps less, if the run file leaves that open.
+        let least = run.train.keep.or_less(false);
+        let stages = pipeline::plan(&architecture, rule, (&run.train, run.swarm), least)?;
         let operations = stages.iter().map(|stage| stage.forward_operations as f64);
         let mean = operations.clone().sum::<f64>() / stages.len() as f64;
         let element = run.train.precision.dtype().size() as u64;
@@ -88,7 +91,7 @@ impl Charter {
     pub fn measure(&self) -> Result<(f64, String), BuildError> {
         let (run, rule) = (&self.run, self.run.optimiser.rule());
         let architecture = run.model.architecture(self.definition.vocabulary);
-        let stages = pipeline::plan(&architecture, rule, &run.train, run.swarm)?;
+        let stages = pipeline::plan(&architecture, rule, (&run.train, run.swarm), Keep::Input)?;
         let forward: u64 = stages.iter().map(|stage| stage.forward_operations).sum();
         let tokens = run.train.microbatch.min(run.train.batch) as usize * architecture.context;
         let operations = 3.0 * forward as f64 * tokens as f64 / stages.len() as f64;
@@ -96,14 +99,23 @@ impl Charter {
         Ok((per_s / operations.max(1.0), pipeline::class(&run.train)?))
     }
 
-    /// How this process makes a stage.
-    pub fn build(&self) -> Build {
+    /// What a worker with so much memory keeps between forward and backward, whatever stage it holds.
+    pub fn keep(&self, available_bytes: Option<u64>) -> Result<Keep, BuildError> {
+        let (run, rule) = (&self.run, self.run.optimiser.rule());
+        let architecture = run.model.architecture(self.definition.vocabulary);
+        let stages = pipeline::plan(&architecture, rule, (&run.train, run.swarm), Keep::All)?;
+        let needed = stages.iter().map(|stage| stage.memory_bytes).max().unwrap_or(0);
+        Ok(run.train.keep.or_less(available_bytes.is_none_or(|bytes| needed <= bytes)))
+    }
+
+    /// How this process makes a stage that keeps this much.
+    pub fn build(&self, keep: Keep) -> Build {
         let architecture = self.run.model.architecture(self.definition.vocabulary);
         let run = self.run.clone();
         let rule = run.optimiser.rule();
         Arc::new(move |stage| {
             let train = (&run.train, run.swarm);
-            pipeline::build_worker(&architecture, rule, train, run.seed, stage.0.into())
+            pipeline::build_worker(&architecture, rule, train, run.seed, (stage.0.into(), keep))
         })
     }
 }

@@ -9,7 +9,6 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use starling_model::memory;
 use starling_model::pipeline::BuildError;
 use starling_swarm::ids::PeerId;
 use starling_swarm::message::Capability;
@@ -98,14 +97,16 @@ impl Worker {
     pub fn new(member: Member, charter: &Charter, settings: Settings) -> Result<Worker, WorkerError> {
         let Settings { mut log, notice, grace, sabotage } = settings;
         let needed = charter.spec.memory_bytes;
-        let available = memory::available_bytes().unwrap_or(u64::MAX);
+        let budget = charter.run.train.memory_bytes();
+        let available = budget.unwrap_or(u64::MAX);
         if needed > available {
             return Err(WorkerError::Memory { needed, available });
         }
         log.note(member.clock(), member.joined())?;
         let me = PeerId(member.number());
         let (sender, wanted) = mpsc::channel(1);
-        let (build, lots, keep) = (charter.build(), charter.spec.lots, charter.run.train.keep);
+        let keep = charter.keep(budget).map_err(WorkerError::Device)?;
+        let (build, lots) = (charter.build(keep), charter.spec.lots);
         let mut host = Host::new(me, build, fetch_by(sender), lots, keep);
         host.hash_every(charter.run.train.hash_every);
         host.sabotage(sabotage);

@@ -10,6 +10,7 @@ use starling_model::config::ModelConfig;
 use starling_model::optimiser::OptimiserConfig;
 use starling_model::reference::Reference;
 use starling_model::run::{Run, TrainConfig};
+use starling_model::stage::Keep;
 use starling_model::{batch, pipeline};
 use starling_node::charter::Charter;
 use starling_node::closing::conclude;
@@ -221,7 +222,7 @@ impl Swarm {
         let worker = Worker::new(peer, self.lives, capability, self.spec.clone(), self.now);
         let (build, parts) = (self.build.clone(), self.checkpoints.clone());
         let fetch: Fetch = Arc::new(move |of, _| parts.lock().unwrap().get(&(of.stage, of.version)).cloned());
-        let host = Host::new(peer, build, fetch, self.spec.lots, self.run.train.keep);
+        let host = Host::new(peer, build, fetch, self.spec.lots, Keep::All);
         self.workers.insert(peer, (worker, host));
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 use starling_model::pipeline::{self, StagePlan};
-use starling_model::run::Run;
+use starling_model::run::{Keeping, Run};
 use starling_model::stage::Keep;
 use starling_node::charter::Charter;
 use starling_sim::network;
@@ -53,16 +53,29 @@ pub fn tokens(run: &Run) -> f64 {
 impl Case {
     /// The stages that the run would have.
     pub fn stages(&self) -> Result<Vec<StagePlan>> {
+        self.stages_that_keep(self.keep()?)
+    }
+
+    /// What stages keep between forward and backward. Each peer decides by its own memory; here all keep less if one must.
+    fn keep(&self) -> Result<Keep> {
+        let most =
+            self.stages_that_keep(Keep::All)?.iter().map(|stage| stage.memory_bytes).max().unwrap_or(0);
+        let said = (self.run.train.memory_gb > 0.0).then_some((self.run.train.memory_gb * 1e9) as u64);
+        let memories = self.swarm.peers.iter().filter_map(|peer| peer.memory_bytes);
+        Ok(self.run.train.keep.or_less(memories.chain(said).all(|memory| memory >= most)))
+    }
+
+    fn stages_that_keep(&self, keep: Keep) -> Result<Vec<StagePlan>> {
         let architecture = self.run.model.architecture(self.vocabulary);
         let rule = self.run.optimiser.rule();
-        Ok(pipeline::plan(&architecture, rule, &self.run.train, self.run.swarm)?)
+        Ok(pipeline::plan(&architecture, rule, (&self.run.train, self.run.swarm), keep)?)
     }
 
     /// Operations of a stage for a microbatch, forward and backward; what was not kept is computed once more.
     pub fn operations(&self, stage: &StagePlan) -> f64 {
         let architecture = self.run.model.architecture(self.vocabulary);
         let training: u64 = stage.units.iter().map(|&unit| architecture.training_operations(unit)).sum();
-        let again = match self.run.train.keep {
+        let again = match stage.keep {
             Keep::All => 0,
             Keep::Input => stage.forward_operations,
         };
@@ -177,7 +190,7 @@ impl Case {
         let smaller =
             sizes.take_while(|&size| size > 0).find(|&size| fits(&with(&|run| run.train.microbatch = size)));
         ways.extend(smaller.map(|size| format!("with --set train.microbatch={size}")));
-        if train.keep == Keep::All && fits(&with(&|run| run.train.keep = Keep::Input)) {
+        if train.keep == Keeping::All && fits(&with(&|run| run.train.keep = Keeping::Input)) {
             ways.push("with --set train.keep=input".into());
         }
         match ways.is_empty() {

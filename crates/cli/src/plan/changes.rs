@@ -1,7 +1,7 @@
 //! What a user could change, each as a case of its own to be simulated.
 
+use starling_model::run::Keeping;
 use starling_model::run::{Reduce, Run};
-use starling_model::stage::Keep;
 
 use crate::plan::case::Case;
 use crate::plan::forecast::{Budget, Forecast, forecast};
@@ -115,12 +115,12 @@ fn work(case: &Case, changes: &mut Vec<Change>) {
             });
         }
     }
-    if train.keep == Keep::Input {
+    if train.keep == Keeping::Input {
         changes.push(Change {
             what: "nothing computed twice".into(),
             how: "--set train.keep=all".into(),
             price: "more memory",
-            case: with(case, |run| run.train.keep = Keep::All),
+            case: with(case, |run| run.train.keep = Keeping::All),
         });
     }
     if let Some(batch) = train.batch.checked_mul(2) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use starling_model::pipeline::StagePlan;
 use starling_model::run::Reduce;
+use starling_model::stage::Keep;
 
 use crate::plan::arithmetic::named;
 use crate::plan::case::{Case, links};
@@ -35,8 +36,12 @@ pub fn heading(case: &Case, stages: &[StagePlan]) -> String {
         Reduce::Exact => "exact",
         Reduce::Fast => "fast",
     };
+    let again = match stages.first().map(|stage| stage.keep) {
+        Some(Keep::Input) => "; backward computes activations again, since not everything is kept",
+        _ => "",
+    };
     format!(
-        "{}: {} parameters in {} {}; a step of {} tokens in {}, {}, {reduce} sums\n{}; {}\n\n",
+        "{}: {} parameters in {} {}; a step of {} tokens in {}, {}, {reduce} sums\n{}; {}{again}\n\n",
         run.name,
         words::count(case.parameters()),
         stages.len(),

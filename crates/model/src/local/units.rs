@@ -70,6 +70,8 @@ pub struct Begun<E: Engine> {
 
 /// What one unit kept of its forward pass.
 pub enum UnitKept<E: Engine> {
+    /// A block's input: the rest is computed again.
+    Input(E::Buffer),
     Embedding,
     Block(BlockKept<E>),
 }
@@ -120,16 +122,15 @@ impl<E: Engine> Units<E> {
     }
 
     /// Forward on a checked microbatch: the hidden states behind the last unit, in the last stage those before the head,
-    /// and what units kept. Blocks keep nothing unless `keep`.
+    /// and what units kept: nothing if `keep` is none, and then nothing is dropped out either.
     pub fn forward(
         &self,
         weights: &E::Buffer,
         meta: &Meta,
         input: &Input,
-        training: bool,
-        keep: bool,
+        keep: Option<Keep>,
     ) -> (E::Buffer, Kept<E>) {
-        let pass = self.pass(weights, meta, input, training);
+        let pass = self.pass(weights, meta, input, keep.is_some());
         let mut x = match input {
             Input::Tokens(_) => None,
             Input::Hidden(hidden) => Some(self.upload(hidden)),
@@ -142,11 +143,14 @@ impl<E: Engine> Units<E> {
                     kept.push(UnitKept::Embedding);
                 }
                 (Unit::Block(layer), Places::Block(places), Some(stream)) => {
+                    let whole = Span { start: 0, len: self.engine.len(&stream) };
+                    let input = (keep == Some(Keep::Input)).then(|| self.engine.copy(&stream, whole));
                     let (out, block) = pass.block(layer, places, stream);
                     x = Some(out);
-                    if keep {
-                        kept.push(UnitKept::Block(block));
-                    }
+                    kept.extend(match input {
+                        Some(input) => Some(UnitKept::Input(input)),
+                        None => keep.map(|_| UnitKept::Block(block)),
+                    });
                 }
                 (Unit::Head, Places::Head { .. }, Some(stream)) => x = Some(stream),
                 _ => unreachable!("units are in the model's order, and the input was checked"),
@@ -229,10 +233,15 @@ impl<E: Engine> Units<E> {
         for (placed, kept) in self.units[..kept.len()].iter().zip(kept).rev() {
             let mut part = self.engine.zeros(placed.gradient_len);
             match (kept, &placed.weights, &placed.gradient) {
-                (UnitKept::Block(block), Places::Block(at), Places::Block(to)) => {
-                    let Unit::Block(layer) = placed.unit else {
-                        unreachable!("a block's places are a block's")
+                (kept, Places::Block(at), Places::Block(to)) => {
+                    let block = match (kept, placed.unit) {
+                        (UnitKept::Block(block), Unit::Block(layer)) => Some((layer, block)),
+                        (UnitKept::Input(input), Unit::Block(layer)) => {
+                            Some((layer, pass.block(layer, at, input).1))
+                        }
+                        _ => None,
                     };
+                    let Some((layer, block)) = block else { unreachable!("a block kept what is a block's") };
                     pass.block_backward(layer, at, block, &mut d_stream, &mut part, to);
                 }
                 (UnitKept::Embedding, _, &Places::Embedding { tokens, positions }) => {
@@ -285,15 +294,17 @@ impl<E: Engine> Units<E> {
         let kept = tokens * (self.blocks() * block) as u128;
         let stream = tokens * width as u128;
         let input = if self.is_first() { 0 } else { stream };
-        let waiting = match keep {
-            Keep::Input => input,
-            // The head begins backward with forward.
-            Keep::All if self.is_last() => input + kept + stream + self.part_elements(Unit::Head),
-            Keep::All => input + kept,
+        // What is kept of a microbatch, and what one block takes besides while its backward computes that again.
+        let (kept, again) = match keep {
+            Keep::All => (kept, 0),
+            Keep::Input => (self.blocks() as u128 * stream, tokens * block as u128),
         };
+        // The head begins backward with forward.
+        let waiting = input + kept + if self.is_last() { stream + self.part_elements(Unit::Head) } else { 0 };
         // Gradients grow as what was kept becomes less: there is most of both when backward begins or when it ends.
         let begin = kept + self.part_elements(Unit::Head) + self.part_elements(Unit::Block(0));
-        let computing = input + begin.max(self.gradient_len as u128) + self.engine.working_elements(work);
+        let computing =
+            input + again + begin.max(self.gradient_len as u128) + self.engine.working_elements(work);
         let elements = state + in_flight.saturating_sub(1) as u128 * waiting + computing;
         self.bytes(elements)
     }

@@ -145,6 +145,53 @@ impl Trace {
     }
 }
 
+/// Microbatches of a swarm that loses no work and no time, but does not know who dies next: every joiner goes to the stage
+/// that has the fewest, those included whose state is on its way, counts when its own is there, and stays. How much less
+/// that is than [`bound`] is what no policy can do about joins that take time.
+pub fn joins_alone(scenario: &Scenario, during_us: Range<u64>, speed: f64, join_us: u64) -> f64 {
+    let stages = scenario.spec.stages as usize;
+    // When, what, who: in the order of deaths, states that have come, joiners.
+    let mut events: Vec<(u64, u8, usize)> = Vec::new();
+    for (at, fault) in &scenario.faults {
+        if let Fault::Preempt { peer, .. } = fault {
+            events.push((*at, 0, peer.0 as usize));
+        }
+    }
+    for (peer, about) in scenario.peers.iter().enumerate() {
+        let ready_us = if about.joins_us == 0 { 0 } else { about.joins_us + join_us };
+        events.extend([(about.joins_us, 2, peer), (ready_us.max(about.joins_us + 1), 1, peer)]);
+    }
+    events.push((during_us.end, 3, 0));
+    events.sort_unstable();
+    let mut stage_of: Vec<Option<usize>> = vec![None; scenario.peers.len()];
+    let (mut assigned, mut active) = (vec![0u32; stages], vec![0u32; stages]);
+    let mut is_active = vec![false; scenario.peers.len()];
+    let (mut since, mut total) = (during_us.start, 0.0);
+    for (at, what, peer) in events {
+        let until = at.clamp(since, during_us.end);
+        total += f64::from(active.iter().copied().min().unwrap_or(0)) * speed * (until - since) as f64 / 1e6;
+        since = until;
+        match (what, stage_of.get(peer).copied().flatten()) {
+            (0, Some(stage)) => {
+                assigned[stage] -= 1;
+                active[stage] -= u32::from(is_active[peer]);
+                stage_of[peer] = None;
+            }
+            (1, Some(stage)) => {
+                active[stage] += 1;
+                is_active[peer] = true;
+            }
+            (2, _) => {
+                let fewest = (0..stages).min_by_key(|&stage| assigned[stage]).unwrap_or(0);
+                assigned[fewest] += 1;
+                stage_of[peer] = Some(fewest);
+            }
+            _ => {} // It died before its state came.
+        }
+    }
+    total
+}
+
 /// Microbatches that nobody could surpass: at every moment the peers that are alive, and have been for as long as
 /// a stage's state takes to get to them, spread over the stages as evenly as whole peers can be, all at work, with
 /// commits that cost nothing. When nobody is alive, nothing can be done.
@@ -195,6 +242,21 @@ mod tests {
         assert!(matches!(Trace::from_csv("0,99999999", 1.0), Err(BadTrace::TooMany { .. })));
         assert_eq!(Trace::from_csv("", 1.0), Err(BadTrace::Length));
         assert!(Trace::from_json(r#"{"metadata": {"gap_seconds": -1}, "data": [1]}"#).is_err());
+    }
+
+    #[test]
+    fn who_does_not_know_the_future_does_less_than_the_bound_and_as_much_where_nobody_dies() {
+        let (speed, join_us, during) = (2.0, 30_000_000, 0..600_000_000);
+        for (text, least, most) in
+            [("0,8\n600,8", 0.999, 1.0), ("0,8\n60,5\n70,8\n200,6\n210,8\n600,8", 0.6, 0.999)]
+        {
+            let mut scenario = Scenario::small(1, 2, 1);
+            let trace = Trace::from_csv(text, 1.0).unwrap();
+            trace.populate(&mut scenario, 3, during.end, speed, &mut Rng::new(3));
+            let joins = joins_alone(&scenario, during.clone(), speed, join_us);
+            let share = joins / bound(&scenario, during.clone(), speed, join_us);
+            assert!((least..=most).contains(&share), "{text}: {share}");
+        }
     }
 
     #[test]

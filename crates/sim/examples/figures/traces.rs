@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use starling_sim::rng::Rng;
 use starling_sim::scenario::{Scenario, Sizes};
-use starling_sim::trace::{Trace, bound};
+use starling_sim::trace::{Trace, bound, joins_alone};
 use starling_sim::world::{Sample, World};
 use starling_swarm::ids::Step;
 use starling_swarm::lots::Lots;
@@ -58,7 +58,7 @@ pub fn measure(folder: &str) -> Result<(), Box<dyn std::error::Error>> {
                 for (policy_name, policy) in policies {
                     let name = format!("{trace_name}, {}, {stages} stages, {policy_name}", model.name);
                     if name.contains(&only) {
-                        replay(&name, trace, model, stages, policy, minutes * 60_000_000);
+                        replay((&name, policy_name), trace, model, stages, policy, minutes * 60_000_000);
                     }
                 }
             }
@@ -67,7 +67,14 @@ pub fn measure(folder: &str) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn replay(name: &str, trace: &Trace, model: &Model, stages: u16, rebalance: Policy, until_us: u64) {
+fn replay(
+    (name, policy): (&str, &str),
+    trace: &Trace,
+    model: &Model,
+    stages: u16,
+    rebalance: Policy,
+    until_us: u64,
+) {
     // About 400 peers at a time on average, by independent copies with shifted starts.
     let mean = (0..10_000).map(|n| f64::from(trace.alive(trace.length_us() / 10_000 * n))).sum::<f64>() / 1e4;
     let copies = (400.0 / mean).round() as u32;
@@ -115,6 +122,10 @@ fn replay(name: &str, trace: &Trace, model: &Model, stages: u16, rebalance: Poli
     let best = bound(&scenario, first..last, speed, join_us);
     let done = (commits.len() - 1) as f64 * f64::from(microbatches);
     figure(&format!("share of the bound: {name}"), done / best, "share");
+    if policy == "ours" {
+        let joins = joins_alone(&scenario, first..last, speed, join_us);
+        figure(&format!("what joins alone allow: {name}"), joins / best, "share of the bound");
+    }
     let lost = Lost::new(&samples, first..last, best * f64::from(stages) / speed, done / best);
     figure(
         &format!("peers that should be at work and are not there: {name}"),

@@ -56,7 +56,9 @@ pub(crate) fn device_bytes<E: Engine>(
     let shared: usize =
         units.uses.values().filter(|uses| uses.is_elsewhere()).map(|uses| uses.slots[0].len).sum();
     // The others' uses, ours, and their sum.
-    let gradients = gradients(lots, swarm.reduce) * units.gradient_len + 3 * shared;
+    // What is inherited stands beside our own sums, until it meets its neighbours.
+    let inherited = if swarm.deposit_every_s > 0.0 { sealed(lots, swarm.reduce) } else { 0 };
+    let gradients = (gradients(lots, swarm.reduce) + inherited) * units.gradient_len + 3 * shared;
     units.plan_with(moments, gradients, shape, in_flight, keep)
 }
 
@@ -77,8 +79,9 @@ pub(crate) fn worker_bytes<E: Engine>(
     // Pieces of sums on their way, out and in: with two replicas half a gradient each, whatever the number of sums (measured
     // with 8 lots: what goes out is bounded, see `toll.rs` of the node, and what comes in is added up at once).
     let reducing = units.gradient_len as u64 * element;
-    // A copy of ours on its way to whoever keeps it, what another has left here, and the next of those that is coming in.
-    let copies = if swarm.deposit_every_s > 0.0 { 3 * sealed(lots, swarm.reduce) as u64 } else { 0 };
+    // A copy of ours on its way to whoever keeps it, what another has left here, two while keepers change, and the next of
+    // those that is coming in.
+    let copies = if swarm.deposit_every_s > 0.0 { 4 * sealed(lots, swarm.reduce) as u64 } else { 0 };
     let reducing = reducing * (1 + copies);
     let device = device_bytes(units, size, train, swarm, (stage, keep));
     device.saturating_add(kept).saturating_add(waiting).saturating_add(reducing).saturating_add(PROCESS_BYTES)

@@ -313,6 +313,14 @@ pub fn weights_hash(stages: impl Iterator<Item = BTreeMap<String, [u8; 32]>>) ->
     hasher.finalize().to_hex().to_string()
 }
 
+/// So many bytes, in words.
+fn amount(bytes: u64) -> String {
+    match bytes {
+        1_000_000_000.. => format!("{:.1} GB", bytes as f64 / 1e9),
+        _ => format!("{:.1} MB", bytes as f64 / 1e6),
+    }
+}
+
 /// Why the stages could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
@@ -340,9 +348,9 @@ pub enum BuildError {
     },
     /// Too large for this machine.
     #[error(
-        "the run needs about {:.1} GB of memory and {:.1} GB are available; use a smaller model.width, \
+        "the run needs about {} of memory and {} are available; use a smaller model.width, \
          model.layers or train.microbatch, or another train.keep or train.memory_gb if the run file says one",
-        *.needed as f64 / 1e9, *.available as f64 / 1e9
+        amount(*.needed), amount(*.available)
     )]
     Memory {
         /// Bytes that it needs.
@@ -352,9 +360,9 @@ pub enum BuildError {
     },
     /// Too large to be asked on this machine.
     #[error(
-        "asking the model needs about {:.1} GB of memory and {:.1} GB are available; ask about fewer tokens at a time, \
+        "asking the model needs about {} of memory and {} are available; ask about fewer tokens at a time, \
          or on a larger machine",
-        *.needed as f64 / 1e9, *.available as f64 / 1e9
+        amount(*.needed), amount(*.available)
     )]
     MemoryToAsk {
         /// Bytes that it needs.

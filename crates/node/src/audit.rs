@@ -49,39 +49,71 @@ type Gifts = BTreeMap<(u64, u64, u16), BTreeMap<u32, Gift>>;
 #[derive(Clone, Debug, Default)]
 struct Gift {
     lots: Vec<u32>,
-    /// From whom it had inherited some of them, and which.
-    inherited: Vec<(u32, Vec<u32>)>,
+    /// Those that it had not computed itself.
+    inherited: Vec<Inheritance>,
     /// What is wrong with the others.
     wrong: Vec<String>,
+}
+
+/// Lots that a peer has from another.
+#[derive(Clone, Debug)]
+struct Inheritance {
+    from: u32,
+    /// As they were left there.
+    lots: Vec<u32>,
+    /// Of those: what was not dropped since.
+    held: BTreeSet<u32>,
+    clock: u64,
 }
 
 /// What workers' logs tell.
 #[derive(Debug, Default)]
 struct Known {
-    peers: BTreeSet<u32>,
+    /// Whose logs there are, and how far they go.
+    peers: BTreeMap<u32, u64>,
     /// What was given to reductions: the last attempt is the one that counts.
     given: Gifts,
-    /// What was left with others; whoever inherits it says which of it.
-    left: BTreeMap<(u64, u64, u16), BTreeMap<u32, Vec<Gift>>>,
+    /// What was left with others, and when.
+    left: BTreeMap<(u64, u64, u16), BTreeMap<u32, Vec<(u64, Gift)>>>,
 }
 
 impl Known {
-    /// What is wrong with lots that `of` had left with somebody, who may itself have inherited some of them.
-    fn wrong_with(&self, at: (u64, u64, u16), of: u32, lots: &[u32], depth: usize) -> Vec<String> {
-        let deposits = self.left.get(&at).and_then(|left| left.get(&of));
-        let Some(deposit) = deposits.into_iter().flatten().find(|deposit| deposit.lots == lots) else {
-            return vec![format!(
-                "lots {lots:?} were inherited from peer {of}, which had not left just those"
-            )];
+    /// Looks for lots that were inherited in the log of whoever had left them, who may itself have inherited some. Whatever
+    /// was inherited was left before by the logical clocks, so this ends.
+    fn trace(&self, at: (u64, u64, u16), inheritance: &Inheritance, place: &str, found: &mut Traced) {
+        let Inheritance { from, lots, clock, .. } = inheritance;
+        let Some(&known_until) = self.peers.get(from) else {
+            return found
+                .unknown
+                .push(format!("{place}: there is no log of peer {from}, of whom was inherited"));
         };
-        let own = deposit.wrong.iter().map(|why| format!("inherited from peer {of}: {why}"));
-        let before = deposit.inherited.iter().filter(|_| depth < MOST_HEIRS);
-        own.chain(before.flat_map(|(of, lots)| self.wrong_with(at, *of, lots, depth + 1))).collect()
+        let of_peer = self.left.get(&at).and_then(|left| left.get(from)).into_iter().flatten();
+        let last = of_peer.filter(|(left, gift)| left < clock && gift.lots == *lots).next_back();
+        let Some((left, gift)) = last else {
+            let told = match known_until < *clock {
+                true => (&mut found.unknown, "whose log ends before that and does not say so"),
+                false => (&mut found.wrong, "which had not left just those"),
+            };
+            return told
+                .0
+                .push(format!("{place}: lots {lots:?} were inherited from peer {from}, {}", told.1));
+        };
+        if !found.seen.insert((*from, *left)) {
+            return;
+        }
+        let wrong = gift.wrong.iter().map(|why| format!("{place}: inherited from peer {from}: {why}"));
+        found.wrong.extend(wrong);
+        gift.inherited.iter().for_each(|before| self.trace(at, before, place, found));
     }
 }
 
-/// How often lots may be inherited from heirs, at the most: logs that go round in a circle end here.
-const MOST_HEIRS: usize = 64;
+/// What following lots from log to log has shown.
+#[derive(Default)]
+struct Traced {
+    seen: BTreeSet<(u32, u64)>,
+    wrong: Vec<String>,
+    unknown: Vec<String>,
+}
 
 /// Looks at the journal, the coordinator's log and those of the workers.
 pub fn audit(train: &TrainConfig, journal: &[Record], coordinator: &[Line], peers: &[Vec<Line>]) -> Audit {
@@ -159,19 +191,24 @@ fn read_peer(train: &TrainConfig, lots: Lots, log: &[Line], known: &mut Known) {
     // (step, lot) → microbatch → how often; and what was strange about it.
     let mut held: BTreeMap<(u64, u32), BTreeMap<u32, u32>> = BTreeMap::new();
     let mut strange: BTreeMap<(u64, u32), String> = BTreeMap::new();
-    // By step: what was inherited, and from whom.
-    let mut inherited: BTreeMap<u64, Vec<(u32, Vec<u32>)>> = BTreeMap::new();
+    // By step: what was inherited.
+    let mut inherited: BTreeMap<u64, Vec<Inheritance>> = BTreeMap::new();
     for line in log {
+        let clock = line.clock;
+        if let Some(known_until) = me.and_then(|me| known.peers.get_mut(&me)) {
+            *known_until = clock.max(*known_until);
+        }
         match &line.event {
             Event::Joined { number, .. } => {
                 me = Some(*number);
-                known.peers.insert(*number);
+                known.peers.entry(*number).or_insert(clock);
                 held.clear();
                 strange.clear();
                 inherited.clear();
             }
             Event::Inherited { step, from, lots, .. } => {
-                inherited.entry(*step).or_default().push((*from, lots.clone()));
+                let (lots, held) = (lots.clone(), lots.iter().copied().collect());
+                inherited.entry(*step).or_default().push(Inheritance { from: *from, lots, held, clock });
             }
             Event::Folded { step, lot, microbatch, first_sample, samples, .. } => {
                 *held.entry((*step, *lot)).or_default().entry(*microbatch).or_default() += 1;
@@ -185,8 +222,10 @@ fn read_peer(train: &TrainConfig, lots: Lots, log: &[Line], known: &mut Known) {
                 for lot in lots {
                     held.remove(&(*step, *lot));
                     strange.remove(&(*step, *lot));
-                    // What was inherited goes as a whole, with what it was merged with.
-                    inherited.entry(*step).or_default().retain(|(_, lots)| !lots.contains(lot));
+                    inherited.entry(*step).or_default().retain_mut(|one| {
+                        one.held.remove(lot);
+                        !one.held.is_empty()
+                    });
                 }
             }
             Event::Voided | Event::Holds { loaded: true, .. } => {
@@ -207,7 +246,7 @@ fn read_peer(train: &TrainConfig, lots: Lots, log: &[Line], known: &mut Known) {
                 for lot in given {
                     let empty = BTreeMap::new();
                     let inside = held.get(&(*step, *lot)).unwrap_or(&empty);
-                    let times = gift.inherited.iter().filter(|(_, lots)| lots.contains(lot)).count();
+                    let times = gift.inherited.iter().filter(|one| one.held.contains(lot)).count();
                     if times == 1 && inside.is_empty() {
                         continue; // What was in it stands in another log.
                     }
@@ -221,7 +260,7 @@ fn read_peer(train: &TrainConfig, lots: Lots, log: &[Line], known: &mut Known) {
                 let at = (*epoch, *step, *stage);
                 match line.event {
                     Event::Gave { .. } => drop(known.given.entry(at).or_default().insert(me, gift)),
-                    _ => known.left.entry(at).or_default().entry(me).or_default().push(gift),
+                    _ => known.left.entry(at).or_default().entry(me).or_default().push((clock, gift)),
                 }
             }
             _ => {}
@@ -257,7 +296,7 @@ fn check_stage(
     }
     for (peer, counted) in holders.iter().filter(|(_, lots)| !lots.is_empty()) {
         let Some(gift) = known.given.get(&at).and_then(|gifts| gifts.get(peer)) else {
-            match known.peers.contains(peer) {
+            match known.peers.contains_key(peer) {
                 true => audit
                     .wrong
                     .push(format!("{place}: peer {peer} gave nothing, and {counted:?} were counted")),
@@ -271,15 +310,12 @@ fn check_stage(
                 gift.lots
             ));
         }
-        for (of, _) in gift.inherited.iter().filter(|(of, _)| !known.peers.contains(of)) {
-            audit
-                .unknown
-                .push(format!("{place}: there is no log of peer {of}, of whom peer {peer} inherited"));
-        }
-        let told = gift.inherited.iter().filter(|(of, _)| known.peers.contains(of));
-        let inherited = told.flat_map(|(of, lots)| known.wrong_with(at, *of, lots, 0));
-        let wrong = gift.wrong.iter().cloned().chain(inherited);
-        audit.wrong.extend(wrong.map(|why| format!("{place}: peer {peer}: {why}")));
+        audit.wrong.extend(gift.wrong.iter().map(|why| format!("{place}: peer {peer}: {why}")));
+        let mut found = Traced::default();
+        let from_peer = format!("{place}: peer {peer}");
+        gift.inherited.iter().for_each(|one| known.trace(at, one, &from_peer, &mut found));
+        audit.wrong.append(&mut found.wrong);
+        audit.unknown.append(&mut found.unknown);
         let microbatches = counted.iter().map(|&lot| lots.microbatches_of(Lot(lot)).len() as u64);
         audit.counted += microbatches.sum::<u64>();
     }
@@ -375,26 +411,72 @@ mod tests {
     #[test]
     fn what_was_inherited_is_proved_by_the_log_of_whoever_left_it() {
         let (train, journal, coordinator, mut peers) = logs();
-        let at = |event| Line { event, ..coordinator[0].clone() };
+        let at = |clock, event| Line { clock, event, ..coordinator[0].clone() };
         let (stage, epoch, step) = (0, 1, 0);
+        let left = |clock, lots| at(clock, Event::Deposited { stage, epoch, step, lots });
+        let heir = |clock, from, lots| at(clock, Event::Inherited { stage, epoch, step, from, lots });
         // Peer 0 leaves its lot with peer 1 and is gone; peer 1 gives both.
-        peers[0][2] = at(Event::Deposited { stage, epoch, step, lots: vec![0] });
-        peers[1].insert(2, at(Event::Inherited { stage, epoch, step, from: 0, lots: vec![0] }));
-        peers[1][3] = at(Event::Gave { stage, epoch, step, lots: vec![0, 1] });
-        let coordinator = [at(Event::Counted { epoch, step, stages: vec![vec![(1, vec![0, 1])]] })];
-        let found = audit(&train, &journal, &coordinator, &peers);
+        peers[0][2] = left(3, vec![0]);
+        peers[1].insert(2, heir(5, 0, vec![0]));
+        peers[1][3] = at(6, Event::Gave { stage, epoch, step, lots: vec![0, 1] });
+        let counted = [at(9, Event::Counted { epoch, step, stages: vec![vec![(1, vec![0, 1])]] })];
+        let audited = |peers: &[Vec<Line>]| audit(&train, &journal, &counted, peers);
+        let found = audited(&peers);
         assert!(found.is_proof() && found.counted == 2, "{found:?}");
 
-        let wrong = |peers: &[Vec<Line>]| audit(&train, &journal, &coordinator, peers).wrong.join("\n");
+        let wrong = |peers: &[Vec<Line>]| audited(peers).wrong.join("\n");
         let mut twice = peers.clone();
         twice[0].insert(2, peers[0][1].clone());
         assert!(wrong(&twice).contains("inherited from peer 0: microbatch 0 is in lot 0 2 times"));
-        let mut other = peers.clone();
-        other[0].remove(2);
-        assert!(wrong(&other).contains("which had not left just those"));
+        // The copy that was inherited is the last one before, whatever an earlier one held.
+        let mut later = twice.clone();
+        later[0].insert(2, left(2, vec![0]));
+        assert!(wrong(&later).contains("microbatch 0 is in lot 0 2 times"));
         let mut both = peers.clone();
         both[1].insert(2, peers[0][1].clone());
         assert!(wrong(&both).contains("lot 0 was computed, and inherited 1 times besides"));
+
+        // A log that ends too early proves nothing; one that goes on and does not say it is wrong.
+        let mut other = peers.clone();
+        other[0].pop();
+        assert!(audited(&other).unknown[0].contains("whose log ends before that"));
+        other[0].push(at(7, Event::Voided));
+        assert!(wrong(&other).contains("which had not left just those"));
+
+        // Two that have it from each other, and nobody who computed it.
+        let mut circle = peers.clone();
+        circle[0].splice(1.., [heir(4, 1, vec![0]), left(4, vec![0])]);
+        circle[1].insert(2, left(3, vec![0]));
+        assert!(!audited(&circle).is_proof());
+
+        // What was dropped of it is not wanted; the rest still counts.
+        let (mut partly, mut half) = (peers.clone(), counted.clone());
+        partly[0].insert(
+            2,
+            Line {
+                event: Event::Folded {
+                    stage,
+                    epoch,
+                    step,
+                    lot: 1,
+                    microbatch: 1,
+                    first_sample: 2,
+                    samples: 2,
+                },
+                ..peers[0][1].clone()
+            },
+        );
+        partly[0][3] = left(3, vec![0, 1]);
+        partly[1] = vec![
+            peers[1][0].clone(),
+            heir(5, 0, vec![0, 1]),
+            at(5, Event::Dropped { step, lots: vec![1] }),
+            peers[1][1].clone(),
+            peers[1][3].clone(),
+        ];
+        half[0] = counted[0].clone();
+        let found = audit(&train, &journal, &half, &partly);
+        assert!(found.is_proof(), "{found:?}");
     }
 
     #[test]

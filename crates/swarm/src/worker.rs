@@ -175,6 +175,8 @@ impl Worker {
             Input::Notice => {
                 self.leaving = true;
                 self.tell_leaving(out);
+                self.deposits.hurry(now);
+                self.deposit(now, out);
             }
         }
     }

@@ -29,23 +29,24 @@ impl Coordinator {
         if self.spec.tuning.deposit == Span(0) {
             return;
         }
-        let mut keepers: BTreeMap<(StageId, SiteId), Vec<PeerId>> = BTreeMap::new();
-        for (&peer, member) in self.members.iter().filter(|(_, member)| member.is_whole() && !member.draining)
-        {
-            if let Some(stage) = member.stage {
-                keepers.entry((stage, member.capability.site)).or_default().push(peer);
+        // Of each stage a ring in every site, and one over all.
+        let mut rings: BTreeMap<(StageId, Option<SiteId>), Vec<PeerId>> = BTreeMap::new();
+        let staying = self.members.iter().filter(|(_, member)| member.is_whole() && !member.draining);
+        for (&peer, member) in staying {
+            let sites = [Some(member.capability.site), None];
+            for ring in sites.into_iter().filter_map(|site| Some((member.stage?, site))) {
+                rings.entry(ring).or_default().push(peer);
             }
         }
-        keepers.values_mut().for_each(|ring| ring.sort_by_key(|peer| place_in_ring(*peer)));
+        rings.values_mut().for_each(|ring| ring.sort_by_key(|peer| place_in_ring(*peer)));
         let next = |peer: PeerId, ring: &Vec<PeerId>| {
             let after = ring.partition_point(|other| place_in_ring(*other) <= place_in_ring(peer));
             ring[after..].iter().chain(ring).copied().find(|other| *other != peer)
         };
         let keeper_of = |peer: PeerId, member: &Member| {
             let stage = member.stage.filter(|_| member.is_active())?;
-            let at_home = keepers.get(&(stage, member.capability.site));
-            let anywhere = keepers.range((stage, SiteId(0))..=(stage, SiteId(u16::MAX))).map(|(_, all)| all);
-            at_home.into_iter().chain(anywhere).find_map(|ring| next(peer, ring))
+            let sites = [Some(member.capability.site), None];
+            sites.into_iter().find_map(|site| next(peer, rings.get(&(stage, site))?))
         };
         let named: Vec<(PeerId, Option<PeerId>)> =
             self.members.iter().map(|(&peer, member)| (peer, keeper_of(peer, member))).collect();
@@ -69,13 +70,25 @@ impl Coordinator {
     pub(super) fn on_deposited(&mut self, keeper: PeerId, fence: Fence, body: Body, out: &mut Vec<Command>) {
         let Body::Deposited { stage, of, lots } = body else { return };
         let holds = |peer| self.members.get(&peer).is_some_and(|m| m.is_active() && m.stage == Some(stage));
-        let sound = fence.epoch == self.book.epoch && holds(keeper) && holds(of) && keeper != of;
+        let is_keeper = |m: &Member| m.keeper.is_none_or(|named| named == keeper);
+        let sound = fence.epoch == self.book.epoch
+            && holds(keeper)
+            && holds(of)
+            && self.members.get(&of).is_some_and(is_keeper)
+            && keeper != of
+            && lots.is_sorted_by(|a, b| a < b);
         let Some(open) = self.open_step(fence.step).filter(|_| sound) else {
             return self.refusals.count(Refusal::OldStep);
         };
         open.deposits.insert((stage, of), Deposit { keeper, lots });
-        if self.members.get(&of).is_some_and(|member| member.draining) && self.has_handed_over(of) {
-            self.remove(of, "it asked to leave, and has left its sums with another", out);
+        self.let_go_early(of, out);
+    }
+
+    /// Who asked to leave and has left all its sums with another does not wait for the end of the step.
+    pub(super) fn let_go_early(&mut self, peer: PeerId, out: &mut Vec<Command>) {
+        let asked = self.members.get(&peer).is_some_and(|member| member.draining);
+        if asked && self.spec.tuning.deposit > Span(0) && self.has_handed_over(peer) {
+            self.remove(peer, "it asked to leave, and has left its sums with another", out);
             self.advance(out);
         }
     }
@@ -86,14 +99,14 @@ impl Coordinator {
             return true;
         };
         let is_safe = |open: &super::OpenStep| {
-            let counted = open.ledger.count_of_all(peer);
-            counted == 0
-                || self
-                    .left_by(peer, stage, &open.deposits)
-                    .is_some_and(|lots| lots.len() == counted as usize)
+            let counted = open.ledger.lots_of(stage, peer);
+            counted.is_empty() || self.left_by(peer, stage, &open.deposits) == Some(&counted[..])
         };
         let reduced = self.lives[stage.0 as usize].reducing.is_some() || self.closing != Closing::No;
-        member.status.queued == 0 && !reduced && self.can_spare(peer) && self.steps.iter().all(is_safe)
+        let savers = self.last_commit().map_or(&[][..], |commit| &commit.savers);
+        let saves = savers.contains(&peer) && self.book.checkpoint < self.book.step;
+        let is_free = member.status.queued == 0 && !reduced && !saves;
+        is_free && self.can_spare(peer) && self.steps.iter().all(is_safe)
     }
 
     /// What a member has left with somebody who can take its place.

@@ -316,6 +316,7 @@ impl Coordinator {
                 self.resend_reduce(peer, out);
                 self.resend_share(peer, out);
                 self.ask_to_save(peer, out);
+                self.let_go_early(peer, out);
             }
             Phase::Active if member.behind && status.active && self.is_near(peer) => self.catch_up(peer, out),
             Phase::Active if here || (member.behind && self.is_near(peer)) => {

@@ -72,25 +72,19 @@ impl Coordinator {
     fn move_while_it_pays(&mut self, costs: &[f64], most: Span, out: &mut Vec<Command>) -> bool {
         let (joiner, every) = (self.joiners.due(self.now), self.joiners.every());
         let terms = Terms { transfer: self.transfer_time(), joiner, every, most };
-        let mut placed = self.placed();
-        for of in &mut placed {
-            // A reduction would be void.
-            of.settled &= self.lives[of.stage.0 as usize].reducing.is_none();
-        }
-        let mut has_moved = false;
-        for _ in 0..MOVES {
-            let left = self.left();
+        for moves in 0..MOVES {
+            // After a move somebody else may hold what the mover had left.
+            let (mut placed, left) = (self.placed(), self.left());
+            for of in &mut placed {
+                // A reduction would be void.
+                of.settled &= self.lives[of.stage.0 as usize].reducing.is_none();
+            }
             let decision = decide(&placed, Task { costs, left: &left }, terms);
-            let Decision::Move { peer, to, .. } = decision else { break };
             if !self.move_peer(decision, out) {
-                break;
+                return moves > 0;
             }
-            for of in placed.iter_mut().filter(|of| of.peer == peer) {
-                *of = Placed { stage: to, settled: false, closes: false, holds: 0.0, closing: 0.0, ..*of };
-            }
-            has_moved = true;
         }
-        has_moved
+        true
     }
 
     /// Somebody has gone from a stage: if the others would wait for it, it is filled up before the step is over.

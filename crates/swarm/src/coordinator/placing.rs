@@ -364,10 +364,14 @@ impl Coordinator {
         }
     }
 
+    /// Whether its stage would have somebody without it who stays, and can compute what is open of the oldest step.
     pub(super) fn can_spare(&self, peer: PeerId) -> bool {
         let Some(stage) = self.members.get(&peer).and_then(|member| member.stage) else { return true };
-        self.members
-            .iter()
-            .any(|(&other, m)| other != peer && m.is_whole() && m.stage == Some(stage) && !m.draining)
+        let to_compute = self.steps.front().is_some_and(|open| !open.ledger.is_done());
+        let takes_its_place = |m: &super::Member| {
+            let able = !to_compute || m.since() <= self.book.step;
+            m.is_whole() && m.stage == Some(stage) && !m.draining && able
+        };
+        self.members.iter().any(|(&other, m)| other != peer && takes_its_place(m))
     }
 }

@@ -197,7 +197,9 @@ impl Worker {
             return self.refusals.count(Refusal::OldAttempt); // Overtaken: the beat asks again for what it said.
         }
         self.last_verdict = (fence.term, number);
-        self.unreported = false;
+        if std::mem::take(&mut self.unreported) {
+            self.tell_deposits(out);
+        }
         if fence.epoch != self.epoch {
             return self.refusals.count(Refusal::OldEpoch);
         }

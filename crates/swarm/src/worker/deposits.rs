@@ -18,9 +18,8 @@ use crate::time::{Span, Time};
 use crate::worker::io::{Deposit, Inherited};
 use crate::worker::{Command, Worker};
 
-/// Deposits that a worker keeps for others, at the most: those of one, or of two while keepers change, for every step
-/// that may be open.
-const MOST: usize = 4;
+/// Workers whose sums of a step one keeps, at the most: one's, or two's while keepers change.
+const MOST: usize = 2;
 
 /// What a worker has left with another, and what others have left with it.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +30,8 @@ pub(super) struct Deposits {
     safe: SmallMap<Step, u64>,
     /// What is on its way to the keeper, and since when.
     sent: Option<(Step, u64, Time)>,
+    /// How often what was sent was taken for lost, one after the other.
+    tries: u32,
     /// When to look again whether there is something new.
     next: Time,
     /// What others have left here.
@@ -61,6 +62,26 @@ impl Deposits {
         out.extend(gone.map(|(_, kept)| Command::Release(kept.payload)));
     }
 
+    /// The next deposit is due now.
+    pub(super) fn hurry(&mut self, now: Time) {
+        self.next = now;
+    }
+
+    /// Room for a copy of `of`'s sums of a step: the one before it, or that of somebody who has another keeper by now, goes,
+    /// unless the ledger counts on it. Whether there is room.
+    fn make_room(&mut self, step: Step, of: PeerId, out: &mut Vec<Command>) -> bool {
+        let of_step = (step, PeerId(0))..=(step, PeerId(u32::MAX));
+        let count = self.kept.range(of_step.clone()).count();
+        let goes = match self.kept.get(&(step, of)) {
+            Some(before) => (!before.counted).then_some((step, of)),
+            None if count < MOST => return true,
+            None => self.kept.range(of_step).find(|(_, kept)| !kept.counted).map(|(key, _)| *key),
+        };
+        let gone = goes.and_then(|key| self.kept.remove(&key));
+        out.extend(gone.map(|kept| Command::Release(kept.payload)));
+        goes.is_some()
+    }
+
     fn change_keeper(&mut self, keeper: Option<PeerId>, now: Time) {
         if self.keeper != keeper {
             (self.keeper, self.sent, self.next) = (keeper, None, now);
@@ -84,8 +105,10 @@ impl Worker {
         let Some(keeper) = self.deposits.keeper.filter(|_| now >= self.deposits.next) else { return };
         // Who will be gone soon does not wait.
         self.deposits.next = now + if self.leaving { tuning.slack } else { tuning.deposit };
-        let is_late = |since: Time| now.since(since) > tuning.unknown.times(4);
-        self.deposits.sent = self.deposits.sent.filter(|(_, _, since)| !is_late(*since));
+        let patience = tuning.unknown.times(4 << self.deposits.tries.min(6));
+        if self.deposits.sent.take_if(|(_, _, since)| now.since(*since) > patience).is_some() {
+            self.deposits.tries += 1;
+        }
         let Some(stage) = self.stage.filter(|_| self.active && self.applying.is_none()) else { return };
         if self.deposits.sent.is_some() {
             return; // What is on its way is to get there first.
@@ -115,10 +138,16 @@ impl Worker {
 
     /// Another leaves a copy of its sums here.
     pub(super) fn on_deposit(&mut self, envelope: Envelope, out: &mut Vec<Command>) {
+        let step = envelope.fence.step;
+        let (theirs, ours) = ((envelope.fence.epoch, step), (self.epoch, self.version));
+        if theirs < ours || (theirs == ours && self.applying.is_some()) {
+            // It was behind everything else on the wire, and its step is closed.
+            self.refusals.count(Refusal::OldStep);
+            return out.extend(envelope.payload().map(Command::Release));
+        }
         if !self.is_now(&envelope) {
             return;
         }
-        let step = envelope.fence.step;
         let (Body::Deposit { stage, lots, nodes, payload }, Address::Worker(of)) =
             (envelope.body, envelope.from)
         else {
@@ -129,20 +158,25 @@ impl Worker {
             && lots.last().is_some_and(|lot| lot.0 < self.spec.lots.lots)
             && nodes == self.nodes_of(&set)
             && of != self.me;
-        let room = match self.deposits.kept.get(&(step, of)) {
-            Some(before) => !before.counted,
-            None => self.deposits.kept.len() < MOST,
-        };
-        if self.stage != Some(stage) || !sound || !room {
+        if self.stage != Some(stage) || !sound || !self.deposits.make_room(step, of, out) {
             self.refusals.count(if sound { Refusal::Busy } else { Refusal::Nonsense });
             return out.push(Command::Release(payload));
         }
         let kept = Kept { lots: lots.clone(), nodes, payload, counted: false };
-        let before = self.deposits.kept.insert((step, of), kept);
-        out.extend(before.map(|kept| Command::Release(kept.payload)));
+        self.deposits.kept.insert((step, of), kept);
         let fence = Fence { step, ..self.fence(Attempt(0)) };
         for to in [Address::Coordinator, Address::Worker(of)] {
             self.send(to, fence, Body::Deposited { stage, of, lots: lots.clone() }, out);
+        }
+    }
+
+    /// Tells a coordinator that has just begun what is kept here.
+    pub(super) fn tell_deposits(&mut self, out: &mut Vec<Command>) {
+        let Some(stage) = self.stage else { return };
+        for (&(step, of), kept) in &self.deposits.kept {
+            let fence = Fence { step, ..self.fence(Attempt(0)) };
+            let body = Body::Deposited { stage, of, lots: kept.lots.clone() };
+            self.send(Address::Coordinator, fence, body, out);
         }
     }
 
@@ -155,7 +189,7 @@ impl Worker {
         if !is_keeper || of != self.me || fence.epoch != self.epoch || !awaited {
             return self.refusals.count(Refusal::Unasked);
         }
-        self.deposits.sent = None;
+        (self.deposits.sent, self.deposits.tries) = (None, 0);
         self.deposits.safe.insert(told.0, told.1);
         if self.leaving {
             self.deposits.next = now; // There may be more.

@@ -42,8 +42,14 @@ impl Audit {
     }
 }
 
-/// (epoch, step, stage) → (peer, what it gave).
-type Gifts = BTreeMap<(u64, u64, u16), BTreeMap<u32, Gift>>;
+/// Peer → what it gave.
+type Gifts = BTreeMap<At, BTreeMap<u32, Gift>>;
+
+/// (epoch, step, stage).
+type At = (u64, u64, u16);
+
+/// What each peer left with others, and when.
+type Left = BTreeMap<u32, Vec<(u64, Gift)>>;
 
 /// What a peer gave to a reduction, or left with another: lots, and what was in them.
 #[derive(Clone, Debug, Default)]
@@ -74,21 +80,21 @@ struct Known {
     /// What was given to reductions: the last attempt is the one that counts.
     given: Gifts,
     /// What was left with others, and when.
-    left: BTreeMap<(u64, u64, u16), BTreeMap<u32, Vec<(u64, Gift)>>>,
+    left: BTreeMap<At, Left>,
 }
 
 impl Known {
     /// Looks for lots that were inherited in the log of whoever had left them, who may itself have inherited some. Whatever
     /// was inherited was left before by the logical clocks, so this ends.
-    fn trace(&self, at: (u64, u64, u16), inheritance: &Inheritance, place: &str, found: &mut Traced) {
+    fn trace(&self, at: At, inheritance: &Inheritance, place: &str, found: &mut Traced) {
         let Inheritance { from, lots, clock, .. } = inheritance;
         let Some(&known_until) = self.peers.get(from) else {
             return found
                 .unknown
                 .push(format!("{place}: there is no log of peer {from}, of whom was inherited"));
         };
-        let of_peer = self.left.get(&at).and_then(|left| left.get(from)).into_iter().flatten();
-        let last = of_peer.filter(|(left, gift)| left < clock && gift.lots == *lots).next_back();
+        let mut of_peer = self.left.get(&at).and_then(|left| left.get(from)).into_iter().flatten();
+        let last = of_peer.rfind(|(left, gift)| left < clock && gift.lots == *lots);
         let Some((left, gift)) = last else {
             let told = match known_until < *clock {
                 true => (&mut found.unknown, "whose log ends before that and does not say so"),
@@ -280,13 +286,7 @@ fn lot_is_wrong(lots: Lots, lot: u32, inside: &BTreeMap<u32, u32>) -> Option<Str
     stray.map(|stray| format!("microbatch {stray} is in lot {lot}, where it does not belong"))
 }
 
-fn check_stage(
-    lots: Lots,
-    at: (u64, u64, u16),
-    holders: &[(u32, Vec<u32>)],
-    known: &Known,
-    audit: &mut Audit,
-) {
+fn check_stage(lots: Lots, at: At, holders: &[(u32, Vec<u32>)], known: &Known, audit: &mut Audit) {
     let (_, step, stage) = at;
     let place = format!("step {step}, stage {stage}");
     let mut all: Vec<u32> = holders.iter().flat_map(|(_, lots)| lots.iter().copied()).collect();

@@ -160,6 +160,9 @@ fn vocabulary(run: &Run) -> Result<usize> {
 mod tests {
     use clap::Parser;
 
+    use starling_model::run::Keeping;
+    use starling_model::stage::Keep;
+
     use super::*;
 
     #[derive(Parser)]
@@ -304,7 +307,13 @@ mod tests {
         let few = refused("", "--peers 3");
         assert!(few.contains("4 stages need at least one peer each, and there are 3"), "{few}");
         assert!(few.contains("--peers 4") && few.contains("--stages 3"), "{few}");
-        let small = refused("train.microbatch=16", "--peers 8 --memory 600MB");
+        // What does not fit is computed again, unless the run file says that all is to be kept.
+        let mut small = case("train.microbatch=16", "--peers 8 --memory 600MB");
+        assert!(small.stages().unwrap().iter().all(|stage| stage.keep == Keep::Input));
+        assert!(small.prepare().is_ok());
+        small.run.train.keep = Keeping::All;
+        let small = small.prepare().err().unwrap().to_string();
+        assert!(small.contains("--set train.keep=input"), "{small}");
         assert!(small.contains("none of 8 peers have that much (the largest: 600 MB)"), "{small}");
         assert!(small.contains("--stages 6") && small.contains("--set train.microbatch=2"), "{small}");
         let tiny = refused("", "--peers 8 --memory 10MB");

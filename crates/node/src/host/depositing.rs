@@ -6,13 +6,11 @@ use starling_model::lots::{self, Node};
 use starling_swarm::ids::*;
 use starling_swarm::lots::TreeNode;
 use starling_swarm::worker::io::{Deposit, Inherited};
+use starling_transport::endpoint::Limits;
 
 use super::{Done, Host, HostError};
 use crate::events::Event;
 use crate::tensor::Tensor;
-
-/// Bytes of a copy, at the most: what a letter carries.
-const MOST_BYTES: u64 = 4 << 30;
 
 impl Host {
     /// Reads our sums of some lots as they are now, for our keeper.
@@ -22,7 +20,10 @@ impl Host {
         let stage = self.held()?;
         let elements = stage.gradient_len();
         let bytes = elements as u64 * stage.dtype().size() as u64 * deposit.nodes.len() as u64;
-        if bytes > MOST_BYTES || (deposit.nodes == [TreeNode::ALL] && stage.merged(step.0) != lots) {
+        // A letter carries no more.
+        if bytes > Limits::default().body_bytes
+            || (deposit.nodes == [TreeNode::ALL] && stage.merged(step.0) != lots)
+        {
             return Err(HostError::Gone);
         }
         let sums = self.read(step, &deposit.nodes, 0..elements)?;
@@ -37,7 +38,8 @@ impl Host {
         Ok(())
     }
 
-    /// What another left here is ours: all of it, or nothing.
+    /// What another left here is ours. The machine has dropped what was here of these lots, so nothing is refused but what
+    /// makes no sense, and that is found out before anything is entered.
     pub(super) fn inherit(&mut self, inherited: Inherited, done: &mut Vec<Done>) -> Result<(), HostError> {
         let Inherited { step, of, lots, nodes, payload, .. } = inherited;
         let here = self.holding.ok_or(HostError::Gone)?;

@@ -44,6 +44,8 @@ struct Tickets {
 
 struct Peer {
     child: Child,
+    /// Which of all that were started it is.
+    life: usize,
     driver: bool,
     site: String,
 }
@@ -125,7 +127,7 @@ impl Flock {
 
     fn start(&mut self, driver: bool, site: &str, more: &str) -> usize {
         let child = self.spawn_peer(driver, site, more);
-        self.peers.push(Peer { child, driver, site: site.into() });
+        self.peers.push(Peer { child, life: self.lives, driver, site: site.into() });
         self.peers.len() - 1
     }
 
@@ -156,6 +158,7 @@ impl Flock {
     pub fn replace(&mut self, peer: usize) {
         let (driver, site) = (self.peers[peer].driver, self.peers[peer].site.clone());
         self.peers[peer].child = self.spawn_peer(driver, &site, "");
+        self.peers[peer].life = self.lives;
     }
 
     /// Sends a signal to a peer.
@@ -283,6 +286,30 @@ impl Flock {
         match events::read(&self.place.path("run/events.jsonl")) {
             Ok(history) => history.lines.into_iter().map(|line| line.event).collect(),
             Err(_) => Vec::new(),
+        }
+    }
+
+    /// Waits until one of these workers has left two copies of its sums with another from now on, so that the first of them
+    /// is there; returns which.
+    pub fn wait_for_copies(&self, of: &[usize]) -> usize {
+        let log = |peer: usize| self.place.path(&format!("run/peers/{}/events.jsonl", self.peers[peer].life));
+        let length = |peer| std::fs::metadata(log(peer)).map_or(0, |about| about.len());
+        let from: Vec<(usize, u64)> = of.iter().map(|&peer| (peer, length(peer))).collect();
+        let copies = |peer: usize, from: u64| -> std::io::Result<usize> {
+            let (mut file, mut text) = (File::open(log(peer))?, Vec::new());
+            file.seek(SeekFrom::Start(from))?;
+            file.read_to_end(&mut text)?;
+            let lines = events::parse(&text[..]).map(|history| history.lines).unwrap_or_default();
+            Ok(lines.iter().filter(|line| matches!(line.event, Event::Deposited { .. })).count())
+        };
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let found = from.iter().find(|(peer, from)| copies(*peer, *from).is_ok_and(|copies| copies >= 2));
+            if let Some((peer, _)) = found {
+                return *peer;
+            }
+            assert!(Instant::now() < until, "nobody leaves copies; {}", self.state());
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
 

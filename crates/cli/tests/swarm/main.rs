@@ -52,10 +52,11 @@ fn what_killed_workers_had_left_with_others_is_not_lost_and_changes_no_weight() 
     flock.go_on_for(1);
     let workers: Vec<usize> = flock.peers().filter(|&peer| !flock.is_driver(peer)).collect();
     for kill in 0..12 {
-        let peer = workers[draw(4, kill, workers.len())];
-        // In the middle of a step, after some copies: nearly each time somebody inherits, once in twelve is demanded.
         flock.go_on_for(1);
-        std::thread::sleep(Duration::from_secs_f64(0.2 + 0.5 * uniform(5, kill)));
+        // Who is first is luck: those who may be are others each time.
+        let some = draw(4, kill, workers.len());
+        let some: Vec<usize> = (0..4).map(|next| workers[(some + next) % workers.len()]).collect();
+        let peer = flock.wait_for_copies(&some);
         flock.kill(peer);
         flock.replace(peer);
     }
